@@ -22,7 +22,7 @@ constexpr int kHighWater = 100'000;
 constexpr size_t kBatch = 256;                 // messages of one turn of the event loop
 constexpr Nanos kReplayTimeout = 5 * kSecond;  // since the last reply
 constexpr Nanos kReopenDelay = kSecond;
-constexpr Nanos kSweepDelay = 2 * kMillisecond;  // until cleared blocks were removed
+constexpr Nanos kWriterDelay = 2 * kMillisecond;  // while the writer is not ready
 
 // Receives one message with all its frames without waiting. False: there is none.
 bool Receive(void* socket, std::vector<std::string>* frames) {
@@ -51,7 +51,7 @@ class KvFeeds::Feed {
         engine_(engine),
         instance_(instance),
         generation_(generation),
-        writer_(gateway.state(), gateway.index(), instance, gateway.lease()),
+        writer_(gateway.state(), gateway.index(), instance, gateway.lease(), generation),
         events_(*this, /*replay=*/false),
         replay_(*this, /*replay=*/true),
         replay_timer_(gateway.timers()),
@@ -74,14 +74,22 @@ class KvFeeds::Feed {
         (!engine_.kv_replay.empty() && !Open(ZMQ_DEALER, engine_.kv_replay, /*bind=*/false, &replay_))) {
       events_.Close(gateway_.transport());
       replay_.Close(gateway_.transport());
-      writer_.OnFeedFailed();
+      if (writer_.Ready()) writer_.OnFeedFailed();
       open_timer_.At(gateway_.now() + kReopenDelay, [this] { Start(); });
       return;
     }
-    // Messages that were sent before this subscription began.
+    Begin();
+  }
+
+  // Requests the messages that were sent before this subscription began.
+  void Begin() {
     if (replay_.socket_ != nullptr) {
+      if (!writer_.Ready()) {
+        open_timer_.At(gateway_.now() + kWriterDelay, [this] { Begin(); });
+        return;
+      }
       const IndexWriter::Result result = writer_.Begin();
-      if (result.fenced) return gateway_.ScheduleSoon();  // finds that the lease was lost
+      if (result.fenced) return gateway_.ScheduleSoon();  // the next run notices that the lease was lost
       AskReplay(*result.replay_from);
     }
     events_.OnReadable();
@@ -144,18 +152,32 @@ class KvFeeds::Feed {
     replay_timer_.At(gateway_.now() + kReplayTimeout, [this] { ReplayFailed(); });
   }
   void ReplayFailed() {
+    if (!HoldsLease()) return gateway_.ScheduleSoon();
+    if (!IsWriterReady()) {
+      replay_timer_.At(gateway_.now() + kWriterDelay, [this] { ReplayFailed(); });
+      return;
+    }
     writer_.OnReplayFailed();
     gateway_.SweepSoon();
   }
 
+  bool HoldsLease() const { return gateway_.state().lease().Holds(gateway_.lease()); }
+
+  // A call of the writer may clear the instance, which takes a spare number, and waits for a process that is
+  // stopped inside a call.
+  bool IsWriterReady() {
+    if (gateway_.index().SpareNumbers() > 0) return writer_.Ready();
+    gateway_.SweepSoon();
+    return false;
+  }
+
   void Read(Socket& socket, bool replay) {
-    if (socket.socket_ == nullptr || !gateway_.state().lease().Holds(gateway_.lease())) return;
+    if (socket.socket_ == nullptr || !HoldsLease()) return;
     std::vector<std::string> frames;
     for (size_t i = 0; i < kBatch; ++i) {
-      // A message may clear the instance: until then the others wait in the socket.
-      if (gateway_.index().SpareNumbers() == 0) {
-        gateway_.SweepSoon();
-        socket.again_.At(gateway_.now() + kSweepDelay, [&socket] { socket.OnReadable(); });
+      if (open_timer_.armed() || !IsWriterReady()) {  // until then the messages wait in the socket
+        if (replay && replay_timer_.armed()) AwaitReply();
+        socket.again_.At(gateway_.now() + kWriterDelay, [&socket] { socket.OnReadable(); });
         return;
       }
       if (!Receive(socket.socket_, &frames)) {

@@ -1,6 +1,7 @@
 #include "proxy/index/index_writer.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "proxy/index/writers_lock.h"
@@ -21,7 +22,9 @@ InstanceEntry& EntryOf(const State& state, int instance) {
 // One call: the lock of the writers, and whether this writer may still write.
 class IndexWriter::Turn {
  public:
-  explicit Turn(const IndexWriter& writer) : lock_(writer.state_.zone()), allowed_(writer.MayWrite()) {}
+  explicit Turn(IndexWriter& writer) : lock_(writer.state_.zone()), allowed_(writer.MayWrite()) {
+    if (allowed_) writer.Continue();
+  }
   bool allowed() const { return allowed_; }
 
  private:
@@ -35,12 +38,21 @@ bool IndexWriter::MayWrite() const {
   return version && version->generation == generation_;
 }
 
-IndexWriter::IndexWriter(State state, BlockIndex index, int instance, LeaseToken lease)
+IndexWriter::IndexWriter(State state, BlockIndex index, int instance, LeaseToken lease,
+                         std::optional<uint32_t> generation)
     : state_(state), index_(index), keys_(state.zone()), instance_(instance), lease_(lease) {
   const std::optional<InstanceVersion> version = state_.Version(instance_);
-  if (version) generation_ = version->generation;
-  const Turn turn(*this);
-  if (!turn.allowed()) return;
+  generation_ = generation ? *generation : version ? version->generation : 0;
+  // Otherwise the first call continues: the process that has the lock may be stopped.
+  const WritersLock lock(state_.zone(), std::try_to_lock);
+  if (lock.is_locked() && MayWrite()) Continue();
+}
+
+bool IndexWriter::Ready() const { return WritersLock(state_.zone(), std::try_to_lock).is_locked(); }
+
+// Begins where the process before this one stopped. The caller holds the lock of the writers.
+void IndexWriter::Continue() {
+  if (std::exchange(continued_, true)) return;
   const uint64_t next = EntryOf(state_, instance_).next_sequence.load(std::memory_order_acquire);
   if (next > 0) tracker_ = SequenceTracker(next - 1);
   // The replay of a process that died is not continued; the gap that caused it is found again.

@@ -37,8 +37,10 @@ struct IndexWriterStats {
 /// writer that starts in the middle of a stream requests a replay of everything.
 class IndexWriter {
  public:
-  /// `lease`: tenure in which this process may write; none: it may always.
-  IndexWriter(State state, BlockIndex index, int instance, LeaseToken lease = {});
+  /// `lease`: tenure in which this process may write; none: it may always. `generation`: that of the entry
+  /// for which the writer is made; none: the present one.
+  IndexWriter(State state, BlockIndex index, int instance, LeaseToken lease = {},
+              std::optional<uint32_t> generation = {});
 
   struct Result {
     bool applied = false;
@@ -46,6 +48,9 @@ class IndexWriter {
     std::optional<uint64_t> replay_from =
         {};  ///< send this number to the replay socket, or call OnReplayFailed
   };
+  /// Returns whether no process is inside a call, which the next call of this writer would wait for. A
+  /// process that was stopped may be inside one for long.
+  bool Ready() const;
   /// Applies a live message; `sequence` is its second frame.
   Result Apply(uint64_t sequence, const KvBatch& batch);
   /// Applies a reply of the replay socket, in order. The end marker has the number kReplayEnd and no batch.
@@ -69,6 +74,7 @@ class IndexWriter {
   class Turn;
 
   bool MayWrite() const;
+  void Continue();
   Result StartReplay(uint64_t from);
   Result ApplyNext(uint64_t sequence, const KvBatch& batch);
   void EndReplay();
@@ -89,6 +95,7 @@ class IndexWriter {
   LeaseToken lease_;
   uint32_t generation_ = 0;  // of the instance
   SequenceTracker tracker_;
+  bool continued_ = false;               // the tracker has the number at which the process before stopped
   uint64_t began_at_ = 0;                // first number that the replay was requested for
   std::optional<uint64_t> replay_next_;  // number that the replay should have next
   bool replay_complete_ = false;         // no number was missing in the replay so far

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "proxy/events/kv_decode.h"
+#include "proxy/index/writers_lock.h"
 #include "proxy/state/test_zone.h"
 #include "text/test_data.h"
 
@@ -358,11 +360,26 @@ TEST_F(IndexWriterTest, AWriterOfAReusedEntryChangesNothing) {
   const auto batches = ThreeStores();
   IndexWriter old(state_, index_, 0);
   EXPECT_TRUE(old.Apply(0, batches[0]).applied);
+  const uint32_t generation = state_.Version(0)->generation;
   ASSERT_TRUE(state_.Configure(std::vector<InstanceConfig>{{.url = "http://b"}}, 2).ok());
   ASSERT_EQ(state_.FindInstance("http://b", 0), 0);
   EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
   EXPECT_TRUE(old.Apply(1, batches[1]).fenced);
+  IndexWriter late(state_, index_, 0, {}, generation);  // made for the engine before
+  EXPECT_TRUE(late.Apply(0, batches[0]).fenced);
   EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+}
+
+TEST_F(IndexWriterTest, AWriterThatIsMadeWhileAnotherIsInsideABatchContinuesLater) {
+  const auto batches = ThreeStores();
+  EXPECT_TRUE(IndexWriter(state_, index_, 0).Apply(0, batches[0]).applied);
+  std::optional<WritersLock> stopped(std::in_place, zone_.zone());
+  IndexWriter successor(state_, index_, 0);
+  EXPECT_FALSE(successor.Ready());
+  stopped.reset();
+  EXPECT_TRUE(successor.Ready());
+  EXPECT_TRUE(successor.Ready());  // the call before has kept no lock
+  EXPECT_EQ(successor.Apply(2, batches[2]).replay_from, 1U);
 }
 
 // The writer is inside a batch at the moment at which its lease is taken, or between two.

@@ -15,8 +15,15 @@ void RobustLock::Init() {
   pthread_mutexattr_destroy(&attributes);
 }
 
-RobustLock::Acquired RobustLock::Lock() {
-  const int error = pthread_mutex_lock(&mutex_);
+RobustLock::Acquired RobustLock::Lock() { return AcquiredWith(pthread_mutex_lock(&mutex_)); }
+
+std::optional<RobustLock::Acquired> RobustLock::TryLock() {
+  const int error = pthread_mutex_trylock(&mutex_);
+  if (error == EBUSY) return std::nullopt;
+  return AcquiredWith(error);
+}
+
+RobustLock::Acquired RobustLock::AcquiredWith(int error) {
   if (error == EOWNERDEAD) {
     // The caller repairs while it holds the lock. If it dies as well, the next owner is sent here again.
     MOESAIC_CHECK_EQ(pthread_mutex_consistent(&mutex_), 0);

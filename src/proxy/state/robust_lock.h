@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include <optional>
+
 namespace moesaic::proxy {
 
 /// A process-shared robust mutex. When the owner was killed, the next Lock() returns kRepair: the caller
@@ -14,9 +16,13 @@ class RobustLock {
   /// Formats the lock. Only for memory that no process uses yet.
   void Init();
   Acquired Lock();
+  /// Like Lock(), but returns nothing if another thread or process has the lock.
+  std::optional<Acquired> TryLock();
   void Unlock();
 
  private:
+  Acquired AcquiredWith(int error);
+
   pthread_mutex_t mutex_;
 };
 

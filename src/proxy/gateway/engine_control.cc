@@ -52,7 +52,8 @@ ControlAnswer ControlEngines(Gateway& gateway, std::string_view query) {
     if (engine.state == other && !gateway.state().SetInstanceState(engine.id, wanted).ok()) continue;
     if (engine.state == other || engine.state == wanted) ++ranks;
   }
-  if (ranks == 0) return Refused(404, fmt::format("there is no engine {}", url));
+  if (ranks == 0)
+    return Refused(404, fmt::format("no engine {} can be changed: it is unknown, or being added", url));
   gateway.transport().Log(false, fmt::format("engine {} {} by request", url, drain ? "drains" : "resumes"));
   gateway.ScheduleSoon();  // requests may wait for it
   return {.status = 200,

@@ -326,6 +326,7 @@ class MockServer::Impl::Session : public TransferWaiter, public std::enable_shar
     set.swap_messages = faults.value("swap_messages", set.swap_messages);
     set.truncate_message = faults.value("truncate_message", set.truncate_message);
     set.slowdown = faults.value("slowdown", set.slowdown);
+    if (!(set.slowdown > 0)) return Send(400, "{}");
     if (const int64_t stall = faults.value("stall_ms", int64_t{0}); stall > 0)
       set.stall_until = SteadyNow() + stall * kMillisecond;
     server_.unhealthy_ = faults.value("unhealthy", false);

@@ -246,7 +246,7 @@ void AddPlacement(Verb& root, VerbRun& run) {
     if (options->action == "front" || options->traffic_weight > 0) needs("--nodes");
     if (options->action == "evaluate") needs("--plan");
     if (options->action == "convert" || options->action == "generate") needs("--out");
-    if (verb.Count("--rank-memory") != verb.Count("--expert-bytes"))
+    if ((verb.Count("--rank-memory") > 0) != (verb.Count("--expert-bytes") > 0))
       FailUsage("--rank-memory", "and --expert-bytes need each other");
     if (verb.Count("--max-moves") > 0 && options->current.empty())
       FailUsage("--max-moves", "needs --current");

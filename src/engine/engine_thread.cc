@@ -134,10 +134,13 @@ class EngineThread::Impl {
       Take(std::move(inbox));
       if (stop) CancelAll();
       std::vector<TokenEvent> events;
-      Status status;
-      do {  // requests in flight end with their steps
+      // A model that failed for good may take its time limit to fail again, while its users are destroyed.
+      Status status = options_.fails_for_good ? failure() : OkStatus();
+      const bool runs = status.ok();
+      while (runs) {  // requests in flight end with their steps
         status = engine_->Step(&events);
-      } while (stop && status.ok() && !engine_->idle());
+        if (!stop || !status.ok() || engine_->idle()) break;
+      }
       if (!status.ok()) Fail(status, &events);
       {
         const std::lock_guard lock(mutex_);
@@ -180,7 +183,7 @@ class EngineThread::Impl {
   // A model that failed would fail again, so all requests end. `events` has the ends that the step reported
   // before it failed.
   void Fail(const Status& status, std::vector<TokenEvent>* events) {
-    spdlog::error("step failed: {}; aborted {} requests", Message(status), live_.size());
+    if (!live_.empty()) spdlog::error("step failed: {}; aborted {} requests", Message(status), live_.size());
     if (options_.fails_for_good) {
       const std::lock_guard lock(mutex_);
       if (failure_.ok()) failure_ = status;

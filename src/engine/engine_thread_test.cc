@@ -134,6 +134,18 @@ TEST_F(EngineThreadTest, RunsNewRequestsAfterAFailedStep) {
   EXPECT_EQ(second.Wait(), FinishReason::kLength);
 }
 
+// A rank that does not answer would make each step take the time limit.
+TEST_F(EngineThreadTest, AModelThatFailedForGoodIsNotRunAgain) {
+  auto thread = Make({.fails_for_good = true});
+  Listener first, second;
+  model_.fail_next = true;
+  ASSERT_TRUE(thread->Submit(Greedy({1}, 5), first.sink()).ok());
+  EXPECT_EQ(first.Wait(), FinishReason::kError);
+  ASSERT_TRUE(thread->Submit(Greedy({1}, 5), second.sink()).ok());
+  EXPECT_EQ(second.Wait(), FinishReason::kError);
+  EXPECT_TRUE(second.tokens().empty());
+}
+
 TEST_F(EngineThreadTest, AFailedStepReportsPendingCancellations) {
   model_.row_time = std::chrono::milliseconds(10);  // keeps the other request running
   auto thread = Make();

@@ -226,8 +226,7 @@ class Planner {
   }
 
   bool OrdersRanks() const {
-    return options_.routing != nullptr && options_.traffic_weight == 0 && options_.cost == nullptr &&
-           options_.current == nullptr;
+    return options_.routing != nullptr && options_.cost == nullptr && options_.current == nullptr;
   }
 
   void CountStep() {

@@ -33,8 +33,8 @@ struct PlannerOptions {
   int nodes = 1;
   int groups = 1;
   /// Router, for the order of ranks: those with equal speeds and slots are exchanged between the `nodes`, so
-  /// that a token is sent to fewer of them (OrderRanks). Null, or with a weight of traffic, rates or a
-  /// placement in use: ranks keep their order. Borrowed.
+  /// that a token is sent to fewer of them (OrderRanks). Null, with `cost` or with `current`: ranks keep
+  /// their order. Borrowed.
   const Routing* routing = nullptr;
   /// Rates that turn loads into times; borrowed, or null. If set, ranks are balanced by the time of started
   /// tiles and of reading weights. The planner makes plans with several weights of traffic and several

@@ -107,6 +107,12 @@ KvBatch Sample() {
   child.parent = stored.block_hashes.back();
   child.cache_salt.clear();
   child.group = 2;
+  // Hash and offset of two images in the first block: ["a", 1] and ["b", 2].
+  child.extra_keys = {
+      "\x92\xa1"
+      "a\x01\x92\xa1"
+      "b\x02",
+      ""};
   child.spec_kind = "full_attention";
   KvEvent unsized = stored;  // an engine may leave the size out
   unsized.block_size = 0;
@@ -135,6 +141,7 @@ TEST(KvDecode, ReadsBackBothEncodings) {
       EXPECT_EQ(a.block_size, b.block_size);
       EXPECT_EQ(a.medium, b.medium);
       EXPECT_EQ(a.cache_salt, b.cache_salt);
+      EXPECT_EQ(a.extra_keys, b.extra_keys);
       EXPECT_EQ(a.group, b.group);
       EXPECT_EQ(a.spec_kind, b.spec_kind);
     }

@@ -3,6 +3,8 @@
 #include <bit>
 #include <string_view>
 
+#include "proxy/events/msgpack_reader.h"
+
 namespace moesaic::proxy {
 namespace {
 
@@ -96,18 +98,26 @@ class EventWriter {
   bool map_;
 };
 
+// Number of MessagePack values in `encoded`.
+size_t CountValues(std::string_view encoded) {
+  MsgpackReader reader(encoded);
+  size_t count = 0;
+  while (!reader.at_end() && reader.Skip().ok()) ++count;
+  return count;
+}
+
 void WriteExtraKeys(Writer& w, const KvEvent& event) {
   if (event.cache_salt.empty() && event.extra_keys.empty()) return w.Nil();
   w.Array(event.block_hashes.size());
   for (size_t i = 0; i < event.block_hashes.size(); ++i) {
     const bool salted = i == 0 && !event.parent && !event.cache_salt.empty();
-    const bool extra = i < event.extra_keys.size() && !event.extra_keys[i].empty();
-    if (!salted && !extra) {
+    const size_t extra = i < event.extra_keys.size() ? CountValues(event.extra_keys[i]) : 0;
+    if (!salted && extra == 0) {
       w.Nil();
       continue;
     }
-    w.Array(size_t{salted} + size_t{extra});
-    if (extra) w.out.append(event.extra_keys[i]);  // already encoded
+    w.Array(size_t{salted} + extra);
+    if (extra > 0) w.out.append(event.extra_keys[i]);  // already encoded
     if (salted) w.Text(event.cache_salt);
   }
 }

@@ -13,6 +13,11 @@ namespace {
 // Publishers count from 0 or from 1.
 constexpr uint64_t kLastFirstNumber = 1;
 
+// Time of a message in microseconds; 0 if it is no valid time.
+uint64_t MicrosOf(double seconds) {
+  return seconds > 0 ? static_cast<uint64_t>(std::min(seconds * 1e6, 9e18)) : 0;
+}
+
 InstanceEntry& EntryOf(const State& state, int instance) {
   return StateView(state.zone()).instance(instance);
 }
@@ -107,7 +112,7 @@ IndexWriter::Result IndexWriter::ApplyNext(uint64_t sequence, const KvBatch& bat
   ++stats_.batches;
   if (state() == IndexState::kReplaying) return {};  // the replay brings it
   InstanceEntry& entry = EntryOf(state_, instance_);
-  const auto time = static_cast<uint64_t>(std::clamp(batch.time * 1e6, 0.0, 9e18));
+  const auto time = MicrosOf(batch.time);
   // A smaller number with a later time is not a late message: the publisher counts from the beginning again.
   if (tracker_.next() && sequence < *tracker_.next() && entry.last_time != 0 && time > entry.last_time &&
       tracker_.Check(sequence) == SequenceTracker::Verdict::kDuplicate) {
@@ -158,7 +163,7 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
     }
     replay_empty_ = false;
     ApplyEvents(*batch);
-    EntryOf(state_, instance_).last_time = static_cast<uint64_t>(std::clamp(batch->time * 1e6, 0.0, 9e18));
+    EntryOf(state_, instance_).last_time = MicrosOf(batch->time);
     replay_next_ = sequence + 1;
     if (!tracker_.next() || sequence >= *tracker_.next()) Applied(sequence);
     return {.applied = true};

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <optional>
 #include <thread>
 
@@ -329,6 +330,17 @@ TEST_F(IndexWriterTest, ReplaysARestartedEngineWhoseFirstMessagesWereMissed) {
   writer.ApplyReplay(kReplayEnd, nullptr);
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_TRUE(writer.Apply(3, fresh).applied);
+}
+
+TEST_F(IndexWriterTest, AMessageWithoutAValidTimeIsNoSignOfARestart) {
+  auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  for (uint64_t i = 0; i < 3; ++i) writer.Apply(i, batches[i]);
+  for (const double time : {std::numeric_limits<double>::quiet_NaN(), -1.0}) {
+    batches[1].time = time;
+    EXPECT_FALSE(writer.Apply(1, batches[1]).replay_from);
+    EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+  }
 }
 
 // --- Writers whose process was stopped ---

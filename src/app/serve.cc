@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <set>
 #include <string>
@@ -180,8 +182,12 @@ void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
                    stats.waiting);
   // An answer that is complete may still be on its way to a client that reads slowly.
   const auto ended = [&running] { return running.server.idle() && running.server.flushed(); };
-  while (!ended() && !MustStop(*end)) running.Sleep();
-  if (ended()) {
+  bool drained = ended();
+  while (!drained && !MustStop(*end)) {
+    running.Sleep();
+    drained = ended();
+  }
+  if (drained) {
     running.log.info("drained: all answers ended after {:.1f} s", elapsed());
   } else {
     running.log.warn("drain deadline reached: ending the running answers with an error");
@@ -267,7 +273,10 @@ void RaiseFileLimit(int64_t connections) {
   const auto wanted = static_cast<rlim_t>(connections + kOtherFiles);
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(wanted, limit.rlim_max);
-  setrlimit(RLIMIT_NOFILE, &limit);
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    spdlog::warn("the limit of open files can't be raised: {}", std::strerror(errno));
+    return;
+  }
   if (limit.rlim_cur >= wanted) return;
   spdlog::warn("the limit of open files is {}, less than --max-connections {} needs: raise it (ulimit -Hn)",
                limit.rlim_cur, connections);

@@ -33,7 +33,12 @@ StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path
   ASSIGN_OR_RETURN(Partial partial, CreatePartial(target, PartialKind::kFile));
   std::unique_ptr<AtomicFile> file(
       new AtomicFile(std::move(target), std::move(partial.path), fdopen(partial.descriptor, "wb")));
-  if (exists && fchmod(fileno(file->file_), status.st_mode & 0777) != 0) {
+  // File systems without permissions of their own refuse every change.
+  struct stat made = {};
+  const mode_t wanted = status.st_mode & 0777;
+  const int descriptor = fileno(file->file_);
+  if (exists && fstat(descriptor, &made) == 0 && (made.st_mode & 0777) != wanted &&
+      fchmod(descriptor, wanted) != 0 && errno != ENOSYS && errno != ENOTSUP) {
     return IoError("{}: can't get the permissions of the file that it replaces: {}", path,
                    std::strerror(errno));
   }

@@ -30,7 +30,11 @@ void RemoveLeftovers(const fs::path& path, PartialKind kind) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     if (!IsPartialOf(entry.path().filename().string(), target)) continue;
-    const int descriptor = open(entry.path().c_str(), flags | O_CLOEXEC | O_NOFOLLOW);
+    int descriptor = open(entry.path().c_str(), flags | O_CLOEXEC | O_NOFOLLOW);
+    if (descriptor < 0 && errno == EACCES && kind == PartialKind::kFile) {
+      // It replaces a read-only file.
+      descriptor = open(entry.path().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+    }
     if (descriptor < 0) continue;
     if (flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry.path(), ignored);
     close(descriptor);

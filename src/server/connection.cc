@@ -28,9 +28,25 @@ constexpr size_t kLargeBody = 64 << 10;    // bytes of a body whose handler may 
 constexpr int kClientLeftStatus = 499;     // nginx's status for a client that left
 constexpr size_t kLingerBytes = 64 << 20;  // bytes read after an error, so that the client receives it
 constexpr std::chrono::seconds kLingerTime{2};
+// A connection is closed for another one only after this time without a request, because its client may be
+// sending one.
+constexpr std::chrono::seconds kMinIdle{1};
 constexpr const char* kPing = ": ping\n\n";
 constexpr const char* kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 constexpr std::chrono::milliseconds kMaxProbeInterval{15'000};
+
+// Bytes of a body whose handler has not ended. Its client may have left.
+class HeldBytes {
+ public:
+  HeldBytes(std::shared_ptr<HttpShared> shared, int64_t bytes) : shared_(std::move(shared)), bytes_(bytes) {}
+  ~HeldBytes() { shared_->body_bytes -= bytes_; }
+  HeldBytes(const HeldBytes&) = delete;
+  HeldBytes& operator=(const HeldBytes&) = delete;
+
+ private:
+  const std::shared_ptr<HttpShared> shared_;
+  const int64_t bytes_;
+};
 
 // Reports the end of a handler, also one that throws. Null: the request is not large.
 class LargeEnd {
@@ -130,15 +146,18 @@ void Connection::OnOpen(ErrorCode error) {
 
 void Connection::BeginIdle() {
   phase_ = Phase::kIdle;
-  idle_ = true;
+  idle_since_ = std::chrono::steady_clock::now().time_since_epoch().count();
   read_deadline_.Set(shared_->options.idle_timeout, shared_from_this());
   Advance();
 }
 
 bool Connection::CloseIdle() {
-  if (!idle_.exchange(false)) return false;
+  int64_t since = idle_since_;
+  const auto latest = std::chrono::steady_clock::now() - kMinIdle;
+  if (since == 0 || since > latest.time_since_epoch().count()) return false;
+  if (!idle_since_.compare_exchange_strong(since, 0)) return false;
   asio::post(executor_, [self = shared_from_this()] {
-    if (self->phase_ == Phase::kIdle) self->Close();
+    if (self->phase_ == Phase::kIdle && self->idle_since_ == 0) self->Close();  // not after another request
   });
   return true;
 }
@@ -184,7 +203,7 @@ bool Connection::BeginRequest() {
   input_.erase(0, blank);
   if (input_.empty() || (input_ == "\r" && !at_end_)) return false;
   phase_ = Phase::kHead;
-  idle_ = false;
+  idle_since_ = 0;
   scanner_ = {};
   head_ = {};
   head_only_ = head_limited_ = false;
@@ -270,18 +289,16 @@ void Connection::Dispatch() {
   MOESAIC_CHECK(own != nullptr);  // HttpServer gives every connection a strand
   auto executor = std::make_shared<StrandExecutor<Strand>>(Strand(own->get_inner_executor()));
   const bool large = request.body.size() > kLargeBody;
-  auto handle = [self = shared_from_this(), number = exchange_number_, request = std::move(request),
+  auto held = std::make_shared<const HeldBytes>(shared_, std::exchange(reserved_, 0));
+  auto handle = [shared = shared_, held = std::move(held), request = std::move(request),
                  exchange = std::move(exchange), executor, large]() mutable {
-    HttpShared& shared = *self->shared_;
-    const LargeEnd end(large ? &shared.large : nullptr);
+    const LargeEnd end(large ? &shared->large : nullptr);
     if (large && exchange->client_left()) {
-      shared.Hooks()->refuse(request, kClientLeftStatus, "the client left before its request was read");
+      shared->Hooks()->refuse(request, kClientLeftStatus, "the client left before its request was read");
       return;
     }
-    shared.Hooks()->handle(std::move(request), std::move(exchange), std::move(executor));
-    asio::post(self->executor_, [self, number] {
-      if (self->Answers(number)) self->ReleaseBody();  // the handler has freed the body
-    });
+    shared->Hooks()->handle(std::move(request), std::move(exchange), std::move(executor));
+    held.reset();  // the handler has freed the body
   };
   if (!large) return executor->Post(std::move(handle));
   shared_->large.Begin(
@@ -417,7 +434,7 @@ void Connection::Next() {
 
 void Connection::Finish() {
   phase_ = Phase::kFinishing;
-  idle_ = false;
+  idle_since_ = 0;
   read_deadline_.Set(kLingerTime, shared_from_this());
   stream_->Finish(kLingerBytes, shared_from_this());
 }
@@ -455,6 +472,7 @@ void Connection::Close() {
   if (phase_ == Phase::kClosed) return;
   if (phase_ == Phase::kAnswering) --shared_->active_requests;
   phase_ = Phase::kClosed;
+  idle_since_ = 0;
   ReleaseBody();
   queued_.clear();
   read_deadline_.Cancel();

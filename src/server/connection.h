@@ -155,7 +155,7 @@ class Connection final : public StreamEvents, public std::enable_shared_from_thi
   uint64_t exchange_number_ = 0;  // number of the request; a call with another number is late
   std::chrono::milliseconds probe_after_{0};
   Phase phase_ = Phase::kOpening;
-  std::atomic<bool> idle_{false};  // true in kIdle, until CloseIdle()
+  std::atomic<int64_t> idle_since_{0};  // steady time at which kIdle began; 0: not idle, or CloseIdle() ran
   bool reading_ = false;
   bool at_end_ = false;        // the client has ended its sending side
   bool watching_ = false;      // AwaitReset is pending

@@ -63,8 +63,8 @@ Status Outcome(ResponseStore::Updated updated, const std::string& id) {
   if (updated == ResponseStore::Updated::kTooLarge) {
     return FieldError(
         "items", "invalid_value",
-        "Invalid 'items': the conversation would take more memory than one may, 16 MiB or less by "
-        "--stored-responses-memory");
+        "Invalid 'items': a stored conversation has at most 16 MiB, and less if --stored-responses-memory is "
+        "less");
   }
   return OkStatus();
 }
@@ -103,8 +103,8 @@ Status CreateConversation(const GenerationContext& context, Call& call) {
                               .messages = std::move(items),
                               .is_conversation = true})) {
     return InvalidArgument(
-        "this server stores no conversation of that size: see --max-stored-responses and "
-        "--stored-responses-memory");
+        "a stored conversation has at most 16 MiB, and less if --stored-responses-memory is less; it needs "
+        "--max-stored-responses above 0");
   }
   SendJson(*call.writer, conversation);
   return OkStatus();

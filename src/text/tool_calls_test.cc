@@ -213,6 +213,9 @@ TEST(ToolCalls, KeepsTextInMarkedSectionThatIsNotACall) {
            Case{"<tool_call>" + call + " and <done</tool_call>", " and <done", 1},
            Case{"<tool_call>cut off", "cut off", 0},
            Case{"<tool_call>" + call + "\n", "", 1},
+           Case{"<tool_call>" + call + "<tool_call>" + call + "</tool_call>", "", 2},
+           Case{"<tool_call>" + call + "</function>\n</tool_call>", "", 1},
+           Case{"<tool_call>" + call + "\n</tool", "", 1},
        }) {
     for (const size_t size : {size_t{1}, size_t{4}, size_t{1000}}) {
       const Parsed parsed = Parse(ToolFormat::kQwen3Coder, c.text, size);

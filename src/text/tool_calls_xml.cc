@@ -81,7 +81,9 @@ void XmlCallParser::Finish(ToolDelta* delta) {
   } else if (state_ == State::kName) {
     delta->content += raw_ + held_;
   } else if (state_ == State::kSection) {
-    EmitStray(held_.size(), delta);
+    EmitStray(held_.size() - BegunAtEnd(held_, {format_.call_open, format_.section_close,
+                                                format_.section_open, format_.call_close}),
+              delta);
   } else if (parameters_ == 0) {
     Arguments(delta, "{}");  // truncated before the first one was complete
   }
@@ -112,7 +114,8 @@ void XmlCallParser::EmitStray(size_t end, ToolDelta* delta) {
 }
 
 bool XmlCallParser::StepSection(ToolDelta* delta) {
-  const std::initializer_list<std::string_view> marks = {format_.call_open, format_.section_close};
+  const std::initializer_list<std::string_view> marks = {format_.call_open, format_.section_close,
+                                                         format_.section_open, format_.call_close};
   EmitStray(std::min(FindMark(held_, marks).at, held_.size() - BegunAtEnd(held_, marks)), delta);
   const FoundMark found = FindMark(held_, marks);
   if (found.mark.empty()) return false;
@@ -122,6 +125,7 @@ bool XmlCallParser::StepSection(ToolDelta* delta) {
     state_ = State::kText;
     return true;
   }
+  if (found.mark != format_.call_open) return true;  // a repeated mark is no text
   raw_ += found.mark;
   parameters_ = 0;
   state_ = State::kName;

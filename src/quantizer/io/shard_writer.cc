@@ -110,6 +110,7 @@ StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::StartCheck(int shard,
     return NotFound("{}: the file is missing or shorter than planned", path);
   }
   RETURN_IF_ERROR(OpenFile(shard));
+  files_[shard].written = true;  // perhaps by a process that was killed before it flushed them
   std::vector<runtime::Transfer> transfers;
   for (const OutputExtent& extent : extents) {
     transfers.push_back(TransferOf(extent, files_[shard].fd, false, path));

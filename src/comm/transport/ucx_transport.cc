@@ -374,19 +374,20 @@ UcxTransport::~UcxTransport() {
   const std::vector<bool> sending = SendingPeers();
   for (UcxPeer& peer : peers_) Close(peer, peer.dead || sending[peer.rank]);
   const auto is_closed = [](const UcxPeer& peer) { return peer.closing == nullptr; };
-  ProgressUntil(kCloseSeconds, [&] { return std::ranges::all_of(peers_, is_closed); });
+  const bool all_closed =
+      ProgressUntil(kCloseSeconds, [&] { return std::ranges::all_of(peers_, is_closed); });
   // Peers that do not read any more. The worker drops their messages, but UCX aborts the process if it finds
   // a request that was not released.
   for (UcxPeer& peer : peers_) {
     if (peer.closing != nullptr) Ucx().request_free(std::exchange(peer.closing, nullptr));
   }
-  if (is_sending() || std::ranges::any_of(peers_, &UcxPeer::dead)) KeepForever();
+  if (is_sending() || !all_closed || std::ranges::any_of(peers_, &UcxPeer::dead)) KeepForever();
   worker_.reset();  // before the peers, because it ends their requests
 }
 
-// UCX 1.13 may keep requests of a dead peer that it never ends, although the endpoint is closed, and it
-// aborts the process that destroys a worker with such a request. So the worker stays until the process ends.
-// The kernel then frees its shared memory, whose files have been unlinked.
+// UCX 1.13 may keep requests of a dead or stopped peer that it never ends, although the endpoint is closed,
+// and it aborts the process that destroys a worker with such a request. So the worker stays until the process
+// ends. The kernel then frees its shared memory, whose files have been unlinked.
 void UcxTransport::KeepForever() {
   struct Kept {
     UcxContext context;

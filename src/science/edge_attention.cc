@@ -98,22 +98,20 @@ Status EdgeAttentionBackward(const Context& ctx, const Graph& graph, const EdgeA
     RoundInto(ctx, x, alpha, 0, rounded);
     return rounded;
   };
-  const GsddmmParams scores = {.op = EdgeOp::kDot,
-                               .lhs = p.q,
-                               .rhs = p.k,
-                               .lhs_target = Target::kDestination,
-                               .rhs_target = p.k_target,
-                               .out = weights};
+  auto dots = [](const Features& destination, const Features& other, Target target, const Output& out) {
+    return GsddmmParams{.op = EdgeOp::kDot,
+                        .lhs = destination,
+                        .rhs = other,
+                        .lhs_target = Target::kDestination,
+                        .rhs_target = target,
+                        .out = out};
+  };
+  const GsddmmParams scores = dots(p.q, p.k, p.k_target, weights);
   RETURN_IF_ERROR(Gsddmm(ctx, graph, scores));
   RoundInto(ctx, weights, p.scale, 0, weights);
   if (!p.bias.empty()) RoundInto(ctx, p.bias, 1, 1, weights);
   RETURN_IF_ERROR(SegmentSoftmax(ctx, graph.by_destination(), weights, weights));
-  const GsddmmParams dot = {.op = EdgeOp::kDot,
-                            .lhs = g.out_grad,
-                            .rhs = p.v,
-                            .lhs_target = Target::kDestination,
-                            .rhs_target = p.v_target,
-                            .out = weight_grad};
+  const GsddmmParams dot = dots(g.out_grad, p.v, p.v_target, weight_grad);
   RETURN_IF_ERROR(Gsddmm(ctx, graph, dot));
   // The gradient of v is that of the weighted sum: per edge or per source.
   if (!g.v_grad.empty()) {

@@ -17,18 +17,16 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method;  ///< "POST"
-  std::string path;    ///< visible ASCII without the query; unreserved characters are never percent-encoded
-  std::string query;   ///< text after the '?', as sent
-  Headers headers;     ///< names in lower case; "host" is that of the URI where the request line has one
+  /// Visible ASCII without the query. Percent-encoding is well-formed, and unreserved characters have none.
+  std::string path;
+  std::string query;  ///< text after the '?', as sent
+  Headers headers;    ///< names in lower case; "host" is that of the URI where the request line has one
   std::string body;
   std::string peer;  ///< the client's address, without the port
 
   /// Returns the first header of that name, which is in lower case, or "".
   std::string_view Header(std::string_view name) const;
 };
-
-/// Decodes each %XX. The path of an HttpRequest has no malformed ones.
-std::string PercentDecoded(std::string_view text);
 
 /// A complete answer.
 struct HttpResponse {

@@ -20,9 +20,6 @@ bool IsToken(std::string_view text);
 /// Returns true if `text` has only visible characters, obs-text (0x80 to 0xFF), spaces and tabs.
 bool IsFieldValue(std::string_view text);
 
-/// Returns the value of a hexadecimal digit, or -1 for other characters.
-int HexValue(char c);
-
 /// Removes spaces and tabs at both ends.
 std::string_view TrimBlanks(std::string_view text);
 

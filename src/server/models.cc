@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/percent.h"
 #include "server/query.h"
 
 namespace moesaic::server {
@@ -67,7 +68,7 @@ Status ListModels(const ServedModel& model, const std::string& root, Call& call)
 }
 
 Status GetModel(const ServedModel& model, const std::string& root, Call& call) {
-  const std::string name = PercentDecoded(std::string_view(call.request.path).substr(kPath.size()));
+  const std::string name = base::PercentDecoded(std::string_view(call.request.path).substr(kPath.size()));
   if (IsAnthropic(call)) call.style = ApiStyle::kAnthropic;
   RETURN_IF_ERROR(model.CheckName(name));
   SendJson(*call.writer, IsAnthropic(call) ? AnthropicModel(model, name) : OpenAiModel(model, root, name));

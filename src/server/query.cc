@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/percent.h"
 #include "server/api_error.h"
 #include "server/http.h"
 
@@ -12,7 +13,7 @@ namespace {
 std::string Decoded(std::string_view text) {
   std::string spaced(text);
   std::replace(spaced.begin(), spaced.end(), '+', ' ');
-  return PercentDecoded(spaced);
+  return base::PercentDecoded(spaced);
 }
 
 }  // namespace

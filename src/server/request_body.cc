@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/percent.h"
+
 namespace moesaic::server {
 namespace {
 
@@ -131,9 +133,9 @@ bool RequestBody::TakeLine(std::string_view& input) {
 void RequestBody::ReadChunkLine(std::string_view line) {
   size_t digits = 0;
   uint64_t size = 0;
-  for (; digits < line.size() && HexValue(line[digits]) >= 0; ++digits) {
+  for (; digits < line.size() && base::HexValue(line[digits]) >= 0; ++digits) {
     if (digits == kMaxSizeDigits) return Refuse(400, "a chunk's size has too many digits");
-    size = size * 16 + static_cast<uint64_t>(HexValue(line[digits]));
+    size = size * 16 + static_cast<uint64_t>(base::HexValue(line[digits]));
   }
   if (digits == 0) return Refuse(400, "a chunk must begin with its size in hexadecimal digits");
   if (!AreExtensions(line.substr(digits))) return Refuse(400, "a chunk's extensions are malformed");

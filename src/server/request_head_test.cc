@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "base/percent.h"
+
 namespace moesaic::server {
 namespace {
 
@@ -112,7 +114,7 @@ TEST(RequestHead, GivesAPathOneSpelling) {
   };
   EXPECT_EQ(path("/%68ealth%7e%2D"), "/health~-");
   EXPECT_EQ(path("/v1/models/a%2fb%20c%C3%a9"), "/v1/models/a%2Fb%20c%C3%A9");
-  EXPECT_EQ(PercentDecoded("/a%2Fb%20%C3%A9%"), "/a/b \xc3\xa9%");
+  EXPECT_EQ(base::PercentDecoded("/a%2Fb%20%C3%A9%"), "/a/b \xc3\xa9%");
   EXPECT_EQ(path("/a/../b//"), "/a/../b//");  // no route has such a path
 }
 

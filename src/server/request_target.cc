@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/percent.h"
+
 namespace moesaic::server {
 namespace {
 
@@ -21,8 +23,8 @@ std::optional<std::string> NormalPath(std::string_view path) {
       normal += path[i];
       continue;
     }
-    const int high = i + 2 < path.size() ? HexValue(path[i + 1]) : -1;
-    const int low = i + 2 < path.size() ? HexValue(path[i + 2]) : -1;
+    const int high = i + 2 < path.size() ? base::HexValue(path[i + 1]) : -1;
+    const int low = i + 2 < path.size() ? base::HexValue(path[i + 2]) : -1;
     if (high < 0 || low < 0) return std::nullopt;
     const int byte = high * 16 + low;
     if (byte < 0x20 || byte == 0x7F) return std::nullopt;
@@ -59,7 +61,8 @@ bool IsPort(std::string_view text) {
 bool IsName(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '%') {
-      if (i + 2 >= text.size() || HexValue(text[i + 1]) < 0 || HexValue(text[i + 2]) < 0) return false;
+      if (i + 2 >= text.size() || base::HexValue(text[i + 1]) < 0 || base::HexValue(text[i + 2]) < 0)
+        return false;
       i += 2;
     } else if (!IsUnreserved(text[i]) &&
                std::string_view("!$&'()*+,;=").find(text[i]) == std::string_view::npos) {

@@ -1,14 +1,11 @@
 #!/usr/bin/env python3
 """The proxy against clients that mean harm, and against operators' mistakes and signals."""
 import json
-import os
 import signal
 import socket
 import threading
 
-from faults_test import raw
-from proxying import HOST, WAIT_SECONDS, ProxyTest, main, request, together, until
-from proxy_test import tokens
+from proxying import HOST, WAIT_SECONDS, ProxyTest, main, together, tokens, until
 
 
 class Pipelining:

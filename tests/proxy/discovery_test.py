@@ -5,7 +5,6 @@ import contextlib
 import http.client
 import json
 import os
-import pathlib
 import shutil
 import signal
 import socket
@@ -15,8 +14,7 @@ import tempfile
 import threading
 import unittest
 
-from proxying import HOST, WAIT_SECONDS, Proxy, ProxyTest, main, request, together, until
-from proxy_test import tokens
+from proxying import HOST, WAIT_SECONDS, Proxy, ProxyTest, main, request, together, tokens, until
 
 
 def loopback(number):

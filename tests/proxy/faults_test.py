@@ -1,26 +1,23 @@
 #!/usr/bin/env python3
-"""Faults of engines, workers and clients. After each, every counter and slot of the proxy must return to zero."""
-import collections
+"""Faults and slowness of engines, and limits of time. After each, every counter and slot of the proxy must return to zero."""
 import contextlib
-import http.client
-import json
-import os
-import random
-import signal
 import socket
 import threading
 import time
 
-from proxying import HOST, MODEL, WAIT_SECONDS, ProxyTest, main, patient, request, together, until
-from proxy_test import tokens
+from proxying import HOST, ProxyTest, attempt, main, parallel_pair, patient, raw, together, tokens, until
 
 
-def raw(port, body, headers=""):
-    """Sends a completion and returns the connected socket."""
-    text = json.dumps(body).encode()
-    client = socket.create_connection((HOST, port), timeout=WAIT_SECONDS)
-    client.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(text)}\r\n\r\n".encode() + text)
-    return client
+@contextlib.contextmanager
+def killed_when_busy(engine):
+    """Kills the engine as soon as it has a request."""
+    def kill():
+        until(lambda: engine.state()["live"] > 0, what=engine.state)
+        engine.kill()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    yield
+    killer.join()
 
 
 class Engines(ProxyTest):
@@ -90,13 +87,8 @@ class Engines(ProxyTest):
         proxy = self.proxy(f"transfer nixl; skip_prefill 16; engine {slow.url} role=prefill; engine {other.url} role=prefill;"
                            f"engine {decode.url} role=decode; retries 2 10ms; health off;")
 
-        def kill():
-            until(lambda: slow.state()["live"] > 0)
-            slow.kill()
-        killer = threading.Thread(target=kill)
-        killer.start()
-        statuses = together(6, lambda i: proxy.complete(prompt=tokens(i, 300), max_tokens=3)[0])
-        killer.join()
+        with killed_when_busy(slow):
+            statuses = together(6, lambda i: proxy.complete(prompt=tokens(i, 300), max_tokens=3)[0])
         self.assertEqual(statuses, [200] * 6)
         proxy.idle()
 
@@ -105,20 +97,15 @@ class Engines(ProxyTest):
         slow, other = self.mock("--prefill-us", "20000"), self.mock()
         proxy = self.proxy(f"engine {slow.url}; engine {other.url}; retries 2 10ms; health off;")
 
-        def kill():
-            until(lambda: slow.state()["live"] > 0)
-            slow.kill()
-
         def ask(i):
             with proxy.streaming(prompt=tokens(i, 300), max_tokens=3) as answer:
                 return answer.status, answer.read()
-        killer = threading.Thread(target=kill)
-        killer.start()
-        for status, text in together(6, ask):
+        with killed_when_busy(slow):
+            answers = together(6, ask)
+        for status, text in answers:
             self.assertEqual(status, 200)
             self.assertTrue(text.endswith(b"data: [DONE]\n\n"), text)
             self.assertNotIn(b'"error"', text)
-        killer.join()
         self.assertGreater(proxy.metric("moesaic_proxy_retries_total"), 0)
         self.assertEqual(proxy.idle()["outcomes"]["completed"], 6)
 
@@ -256,14 +243,8 @@ class Engines(ProxyTest):
                 slow = self.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", "20000")
                 other, decode, proxy = parallel_pair(
                     self, transfer, f"retries 2 10ms; health off; engine {slow.url} role=prefill bootstrap_port={slow.port};")
-
-                def kill():
-                    until(lambda: slow.state()["live"] > 0, what=proxy.state)
-                    slow.kill()
-                killer = threading.Thread(target=kill)
-                killer.start()
-                statuses = together(6, lambda i: proxy.complete(prompt=tokens(i, 300), max_tokens=3)[0])
-                killer.join()
+                with killed_when_busy(slow):
+                    statuses = together(6, lambda i: proxy.complete(prompt=tokens(i, 300), max_tokens=3)[0])
                 self.assertEqual(statuses, [200] * 6)
                 proxy.idle()
                 until(lambda: decode.state()["live"] == 0 and other.state()["pinned"] == 0, what=other.state)
@@ -322,17 +303,6 @@ class Engines(ProxyTest):
               and proxy.state()["index"]["memberships"] - proxy.state()["index"]["speculative"] <= 20, what=proxy.state)
         self.assertGreaterEqual(proxy.complete(prompt=tokens(101, 160), max_tokens=1)[1]["usage"]["prompt_tokens_details"]["cached_tokens"], 144)
         proxy.idle()
-
-
-def parallel_pair(test, transfer, directives, prefill_us=20):
-    """Returns P, D and a proxy in front of both, which it uses at the same time."""
-    prefill = test.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", prefill_us)
-    decode = test.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
-    proxy = test.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"
-                       f"metaserver http://{HOST}:@PORT@/v1/metaserver; {directives}"
-                       f"engine {prefill.url} role=prefill bootstrap_port={prefill.port} max_requests=4;"
-                       f"engine {decode.url} role=decode max_requests=4;")
-    return prefill, decode, proxy
 
 
 class Timeouts(ProxyTest):
@@ -415,350 +385,6 @@ class Timeouts(ProxyTest):
             self.assertTrue(first.read().endswith(b"[DONE]\n\n"))
         self.assertEqual(proxy.complete(prompt="c", max_tokens=1)[0], 200)
         self.assertEqual(proxy.idle()["outcomes"]["rejected"], 1)
-
-
-STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill_scheduled", "prefill_running", "decode_waiting",
-          "decode_scheduled", "decode_running", "done"]
-
-
-class Stages(ProxyTest):
-    """Clients leave in each stage. A request passes from tokenized to prefill waiting in one call, so that no client can leave
-    between these; the core's tests kill processes there."""
-    COUNT = 20
-
-    def aborted(self, proxy):
-        """Returns the stages in which clients left, as the access log has them."""
-        begun = proxy.idle()["stages"][0]["entered"]
-        found = collections.Counter()
-        for fields in proxy.access(begun):
-            entered = [name for name, at in zip(STAGES[:-1], fields[2:11]) if at != "-"]
-            if fields[1] == "aborted":
-                found[entered[-1]] += 1
-        return found
-
-    def leave(self, proxy, stage, bodies):
-        """Sends requests, waits until all are in the stage, and closes their connections."""
-        clients = [raw(proxy.port, body) for body in bodies]
-        now = lambda: {s["name"]: s["now"] for s in proxy.state()["stages"]}
-        until(lambda: now()[stage] == len(clients), what=proxy.state)
-        for client in clients:
-            client.close()
-        self.assertEqual(self.aborted(proxy)[stage], len(clients), self.aborted(proxy))
-
-    def bodies(self, size=300, count=COUNT, **body):
-        return [{"model": "m", "prompt": tokens(i, size), "max_tokens": 5, "stream": i % 2 == 0, **body} for i in range(count)]
-
-    def test_received(self):
-        engine = self.mock()
-        proxy = self.proxy(f"engine {engine.url}; model {MODEL};", workers=1)
-        chance = random.Random(5)
-        text = lambda: " ".join(f"{chance.random()}" for _ in range(1500))
-        begun = 0
-
-        def leave():
-            """Returns whether clients left before their text was tokenized."""
-            nonlocal begun
-            clients = [raw(proxy.port, {"model": "m", "prompt": text(), "max_tokens": 1}) for _ in range(16)]
-            begun += len(clients)
-            until(lambda: proxy.state()["stages"][0]["entered"] == begun, what=proxy.state)
-            for client in clients:
-                client.close()
-            return self.aborted(proxy)["received"] > 0
-        until(leave)
-        self.assertEqual(proxy.complete(prompt="a", max_tokens=1)[0], 200)
-
-    def test_prefill_waiting_and_running(self):
-        engine = self.mock("--prefill-us", "100000")
-        proxy = self.proxy(f"engine {engine.url} max_requests={self.COUNT};")
-        running = [raw(proxy.port, body) for body in self.bodies()]
-        # Those that do not stream are soon assumed to decode.
-        until(lambda: sum(proxy.state()["stages"][i]["now"] for i in (5, 8)) == self.COUNT, what=proxy.state)
-        waiting = [raw(proxy.port, body) for body in self.bodies()]
-        until(lambda: proxy.state()["stages"][3]["now"] == self.COUNT, what=proxy.state)
-        for client in waiting:
-            client.close()
-        until(lambda: proxy.state()["stages"][3]["now"] == 0, what=proxy.state)  # before the engine becomes free
-        for client in running:
-            client.close()
-        self.assertEqual(self.aborted(proxy)["prefill_waiting"], self.COUNT)
-        # Requests that do not stream count as decoding after the predicted time of their prefill.
-        self.assertGreaterEqual(self.aborted(proxy)["prefill_running"], self.COUNT // 2)
-        until(lambda: engine.state()["live"] == 0, what=engine.state)
-
-    def pair(self, decode_options=""):
-        prefill = self.mock("--transfer", "nixl", "--role", "prefill")
-        decode = self.mock("--transfer", "nixl", "--role", "decode", "--step-ms", "20")
-        proxy = self.proxy(f"transfer nixl; skip_prefill 16; engine {prefill.url} role=prefill; engine {decode.url} role=decode {decode_options};")
-        return prefill, decode, proxy
-
-    def test_decode_waiting(self):
-        prefill, decode, proxy = self.pair("max_requests=1")
-        with proxy.streaming(prompt=tokens(99, 300), max_tokens=20000) as first:
-            first.readline()
-            self.leave_open(proxy, "decode_waiting")
-        self.assertEqual(self.aborted(proxy)["decode_waiting"], self.COUNT)
-        until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
-
-    def leave_open(self, proxy, stage):
-        clients = [raw(proxy.port, body) for body in self.bodies()]
-        now = lambda: {s["name"]: s["now"] for s in proxy.state()["stages"]}[stage]
-        until(lambda: now() == len(clients), what=proxy.state)
-        for client in clients:
-            client.close()
-        until(lambda: now() == 0, what=proxy.state)  # before an engine becomes free
-
-    def test_decode_running(self):
-        _, decode, proxy = self.pair()
-        self.leave(proxy, "decode_running", self.bodies(max_tokens=20000))
-        until(lambda: decode.state()["live"] == 0, what=decode.state)
-
-    def test_done(self):
-        engine = self.mock()
-        proxy = self.proxy(f"engine {engine.url};")
-        clients = [raw(proxy.port, body) for body in self.bodies(max_tokens=1)]
-        until(lambda: proxy.state()["outcomes"]["completed"] == len(clients), what=proxy.state)
-        for client in clients:
-            client.close()
-        proxy.idle()
-
-    def state_of_the_other(self, proxy):
-        """The state while a worker is stopped. The kernel may wake the stopped one for a connection: another one is tried."""
-        def ask():
-            with contextlib.suppress(OSError, http.client.HTTPException, json.JSONDecodeError):
-                return json.loads(request(HOST, proxy.port, "GET", "/moesaic?state", timeout=WAIT_SECONDS / 200)[2])
-            return None
-        return until(ask)
-
-    def owned(self, proxy, other, body):
-        """Sends a request that a worker accepts while the other one is stopped."""
-        os.kill(other, signal.SIGSTOP)
-        try:
-            used = self.state_of_the_other(proxy)["slots_used"]
-            client = raw(proxy.port, body)
-            until(lambda: self.state_of_the_other(proxy)["slots_used"] == used + 1)
-        finally:
-            os.kill(other, signal.SIGCONT)
-        return client
-
-    def leave_scheduled(self, proxy, waiting, scheduled, body):
-        """A worker is stopped when the master places its request, whose client has left. The worker sees first that it left.
-        A round in which the master changed, because it was stopped for too long, does not count."""
-        now = lambda state, stage: {s["name"]: s["now"] for s in state["stages"]}[stage]
-        for _ in range(20):
-            master = proxy.state()["master"]
-            other = next(pid for pid in proxy.workers() if pid != master)
-            first = self.owned(proxy, other, {**body, "max_tokens": 20000, "stream": True})
-            first.recv(1)  # it is served
-            second = self.owned(proxy, master, body)
-            until(lambda: now(proxy.state(), waiting) == 1, what=proxy.state)
-            same = proxy.state()["master"] == master
-            if same:
-                os.kill(other, signal.SIGSTOP)
-            second.close()
-            first.close()
-            if same:
-                try:
-                    until(lambda: now(state := self.state_of_the_other(proxy), scheduled) == 1 or state["master"] != master)
-                finally:
-                    os.kill(other, signal.SIGCONT)
-            if self.aborted(proxy)[scheduled] > 0:
-                return
-        self.fail(f"no client left in the stage {scheduled}: {self.aborted(proxy)}")
-
-    def test_prefill_scheduled(self):
-        engine = self.mock("--step-ms", "20")
-        proxy = self.proxy(f"engine {engine.url} max_requests=1; health off;", workers=2)
-        self.leave_scheduled(proxy, "prefill_waiting", "prefill_scheduled", self.bodies()[0])
-        until(lambda: engine.state()["live"] == 0, what=engine.state)
-
-    def test_decode_scheduled(self):
-        prefill, decode, proxy = self.pair("max_requests=1")
-        self.leave_scheduled(proxy, "decode_waiting", "decode_scheduled", self.bodies()[0])
-        until(lambda: decode.state()["live"] == 0 and prefill.state()["pinned"] == 0, what=prefill.state)
-
-
-class Clients(ProxyTest):
-    def storm(self, proxy, delays, count=60, size=300, max_tokens=30):
-        """Clients that leave after a random part of `delays` seconds, half of them streaming."""
-        chance = random.Random(1)
-        plan = [(chance.uniform(*delays), chance.random() < 0.5) for _ in range(count)]
-
-        def leave(i):
-            client = raw(proxy.port, {"model": "m", "prompt": tokens(i, size), "max_tokens": max_tokens, "stream": plan[i][1]})
-            time.sleep(plan[i][0])
-            client.close()
-        together(count, leave)
-        return proxy.idle()
-
-    def test_aborts_free_all_resources(self):
-        engines = [self.mock("--step-ms", "5") for _ in range(2)]
-        proxy = self.proxy("".join(f"engine {e.url} max_requests=8;" for e in engines))
-        for delays in ((0, 0.001), (0, 0.02), (0, 0.2)):
-            state = self.storm(proxy, delays, max_tokens=300)
-        self.assertGreater(state["outcomes"]["aborted"], 50)
-        for engine in engines:
-            until(lambda: engine.state()["live"] == 0, what=engine.state)
-        self.assertEqual(proxy.complete(prompt="a", max_tokens=2)[0], 200)
-
-    def test_aborts_leave_no_blocks_at_prefill_engines(self):
-        for transfer in ("nixl", "sglang"):
-            with self.subTest(transfer):
-                prefill = self.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", "50")
-                decode = self.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
-                proxy = self.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"
-                                   f"engine {prefill.url} role=prefill bootstrap_port={prefill.port} max_requests=4;"
-                                   f"engine {decode.url} role=decode max_requests=4;")
-                for delays in ((0, 0.01), (0, 0.3)):
-                    self.storm(proxy, delays, count=40)
-                until(lambda: prefill.state()["live"] == 0 and decode.state()["live"] == 0, what=decode.state)
-                if transfer == "nixl":
-                    until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
-                self.assertEqual(proxy.complete(prompt=tokens(900, 300), max_tokens=2)[0], 200)
-
-    def test_aborts_leave_no_blocks_at_engines_that_work_at_once(self):
-        for transfer in ("mooncake", "ascend"):
-            with self.subTest(transfer):
-                prefill, decode, proxy = parallel_pair(self, transfer, "", prefill_us=50)
-                free = [engine.state()["free_blocks"] for engine in (prefill, decode)]
-                for delays in ((0, 0.01), (0, 0.3)):
-                    self.storm(proxy, delays, count=40)
-                for engine in (prefill, decode):
-                    until(lambda: engine.state()["live"] == 0 and engine.state()["pinned"] == 0 and engine.state()["rooms"] == 0,
-                          what=engine.state)
-                self.assertEqual(proxy.complete(prompt=tokens(900, 300), max_tokens=2)[0], 200)
-                until(lambda: [engine.state()["free_blocks"] for engine in (prefill, decode)] == free, what=prefill.state)
-
-    def test_slow_clients_do_not_fill_the_memory(self):
-        engine = self.mock("--step-ms", "0.2", "--sequence-us", "1")
-        proxy = self.proxy(f"engine {engine.url};")
-        client = raw(proxy.port, {"model": "m", "prompt": "a", "max_tokens": 25000, "stream": True})
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        time.sleep(0.5)
-        total, end = 0, b""
-        while not end.endswith(b"0\r\n\r\n"):
-            piece = client.recv(1 << 16)
-            self.assertTrue(piece)
-            total += len(piece)
-            end = (end + piece)[-16:]
-        client.close()
-        self.assertGreater(total, 25000 * 100)
-        self.assertEqual(proxy.idle()["outcomes"]["completed"], 1)
-
-
-class Workers(ProxyTest):
-    def test_survives_kills_of_workers_and_of_the_master(self):
-        self.killed = True
-        engines = [self.mock() for _ in range(2)]
-        proxy = self.proxy("".join(f"engine {e.url};" for e in engines), workers=3)
-        chance, stop, statuses, victims = random.Random(2), threading.Event(), [], []
-
-        def load(seed):
-            while not stop.is_set():
-                try:
-                    statuses.append(proxy.complete(prompt=tokens(seed, 100), max_tokens=5)[0])
-                except (OSError, http.client.HTTPException):
-                    statuses.append(0)  # its worker was killed
-                seed += 10
-        threads = [threading.Thread(target=load, args=(i,)) for i in range(6)]
-        for thread in threads:
-            thread.start()
-        try:
-            for turn in range(50):
-                pids = until(lambda: sorted(pids) if len(pids := proxy.workers()) == 3 else None)
-                time.sleep(chance.uniform(0, 0.02))  # a random moment in the life of the requests
-                master = proxy_state(proxy)["master"]
-                others = [pid for pid in pids if pid != master]
-                victim = master if turn % 2 == 0 and master in pids else others[turn // 2 % len(others)]
-                victims.append(victim == master)
-                os.kill(victim, signal.SIGKILL)
-                done = statuses.count(200)
-                until(lambda: statuses.count(200) > done + 2, what=proxy.log)
-                until(lambda: proxy_state(proxy)["master"] != victim)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-        self.assertEqual(set(statuses) - {0, 200}, set())
-        self.assertGreaterEqual(victims.count(True), 20)
-        self.assertGreaterEqual(victims.count(False), 15)
-        proxy.idle()
-        for engine in engines:
-            until(lambda: engine.state()["live"] == 0)
-
-    def test_schedules_soon_after_the_master_was_killed(self):
-        self.killed = True
-        engine = self.mock()
-        proxy = self.proxy(f"engine {engine.url};", workers=2)
-        proxy.complete(prompt="a", max_tokens=1)
-        for _ in range(5):
-            until(lambda: len(proxy.workers()) == 2)
-            master = proxy_state(proxy)["master"]
-            killed = time.monotonic_ns()
-            os.kill(master, signal.SIGKILL)
-            # A process has the lease a moment before it stores the time.
-            state = until(lambda: state if (state := proxy_state(proxy))["master_since_ns"] > killed else None)
-            self.assertNotEqual(state["master"], master)
-            # The workers see the death by a descriptor of the process.
-            self.assertLess(state["master_since_ns"] - killed, patient(0.1) * 1e9)
-            self.assertEqual(until(lambda: attempt(proxy)), 200)
-        proxy.idle()
-
-    def test_reloads_under_traffic_while_engines_come_and_go(self):
-        engines = [self.mock() for _ in range(3)]
-        lists = [[0, 1], [1, 2], [2], [0, 1, 2], [0]]
-        pool = lambda numbers: "".join(f"engine {engines[n].url};" for n in numbers)
-        proxy = self.proxy(pool([0, 1]))
-        stop, statuses = threading.Event(), []
-
-        def load(seed):
-            while not stop.is_set():
-                statuses.append(proxy.complete(prompt=tokens(seed, 64), max_tokens=8)[0])
-                seed += 10
-        threads = [threading.Thread(target=load, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        try:
-            for numbers in lists:
-                proxy.reload(pool(numbers))
-                until(lambda: [e["url"] for e in proxy.state()["engines"] if e["state"] == "enabled"]
-                      == [engines[n].url for n in numbers] or
-                      {e["url"] for e in proxy.state()["engines"] if e["state"] == "enabled"} == {engines[n].url for n in numbers},
-                      what=proxy.state)
-                done = len(statuses)
-                until(lambda: len(statuses) > done + 5)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-        self.assertEqual(set(statuses), {200})
-        proxy.idle()
-
-    def test_finishes_streams_after_a_reload(self):
-        engine = self.mock("--step-ms", "30")
-        proxy = self.proxy(f"engine {engine.url};")
-        with proxy.streaming(prompt="a", max_tokens=60) as answer:
-            answer.readline()
-            proxy.reload(f"engine {engine.url}; queue 100;")
-            self.assertEqual(proxy.complete(prompt="b", max_tokens=1)[0], 200)
-            self.assertTrue(answer.read().endswith(b"[DONE]\n\n"))
-        proxy.idle()
-
-
-def attempt(proxy, prompt="a"):
-    try:
-        return proxy.complete(prompt=prompt, max_tokens=1)[0]
-    except (OSError, http.client.HTTPException):
-        return None
-
-
-def proxy_state(proxy):
-    """The state, from a worker that lives."""
-    def ask():
-        try:
-            return proxy.state()
-        except (OSError, http.client.HTTPException, json.JSONDecodeError):
-            return None
-    return until(ask)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Tests two engines of this project with the proxy: the official client, cached tokens, equal token ids, `moesaic proxy`."""
 import json
-import os
 import pathlib
 import random
 import re

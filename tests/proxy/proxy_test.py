@@ -6,15 +6,9 @@ import json
 import threading
 import unittest
 
-from proxying import HOST, MODEL, WAIT_SECONDS, Proxy, ProxyTest, has_ipv6, main, request, together, until
+from proxying import HOST, MODEL, STAGES, Proxy, ProxyTest, has_ipv6, main, request, together, tokens, until
 
-STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill_scheduled", "prefill_running", "decode_waiting",
-          "decode_scheduled", "decode_running", "done"]
 others = itertools.count(1000)  # seeds of prompts that are sent once
-
-
-def tokens(seed, count):
-    return [(seed * 7919 + i * 31) % 50000 for i in range(count)]
 
 
 class Aggregated(ProxyTest):

@@ -30,6 +30,8 @@ SKIPPED = 77
 WAIT_SECONDS = patient(60)
 HOST = f"127.{64 + (os.getpid() >> 16) % 64}.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
 FAST = ["--prefill-base-ms", "1", "--prefill-us", "2", "--step-ms", "2", "--pair-ns", "0", "--kv-token-ns", "0"]
+STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill_scheduled", "prefill_running", "decode_waiting",
+          "decode_scheduled", "decode_running", "done"]
 
 
 def find_nginx():
@@ -63,6 +65,10 @@ def until(condition, seconds=WAIT_SECONDS, what=lambda: ""):
         if time.monotonic() > end:
             raise AssertionError(f"waited in vain: {what()}")
         time.sleep(0.01)
+
+
+def tokens(seed, count):
+    return [(seed * 7919 + i * 31) % 50000 for i in range(count)]
 
 
 def request(host, port, method, path, body=None, headers=None, timeout=WAIT_SECONDS):
@@ -342,3 +348,22 @@ def together(count, call):
     if errors:
         raise errors[0]
     return results
+
+
+def raw(port, body, headers=""):
+    """Sends a completion and returns the connected socket."""
+    text = json.dumps(body).encode()
+    client = socket.create_connection((HOST, port), timeout=WAIT_SECONDS)
+    client.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(text)}\r\n\r\n".encode() + text)
+    return client
+
+
+def parallel_pair(test, transfer, directives, prefill_us=20):
+    """Returns P, D and a proxy in front of both, which it uses at the same time."""
+    prefill = test.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", prefill_us)
+    decode = test.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
+    proxy = test.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"
+                       f"metaserver http://{HOST}:@PORT@/v1/metaserver; {directives}"
+                       f"engine {prefill.url} role=prefill bootstrap_port={prefill.port} max_requests=4;"
+                       f"engine {decode.url} role=decode max_requests=4;")
+    return prefill, decode, proxy

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <malloc.h>
-
 #include <array>
 #include <atomic>
 #include <bit>
@@ -12,30 +10,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
 #include <numeric>
 #include <random>
 #include <vector>
 
+#include "base/test_memory.h"
 #include "comm/collectives/topology_test_support.h"
 #include "comm/transport/local_transport.h"
-
-namespace {
-std::atomic<int64_t> live_bytes = 0;
-}  // namespace
-
-// Counts the memory of the whole program.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  void* const made = std::malloc(bytes);
-  if (made == nullptr) throw std::bad_alloc();
-  live_bytes.fetch_add(static_cast<int64_t>(malloc_usable_size(made)), std::memory_order_relaxed);
-  return made;
-}
-[[gnu::noinline]] void operator delete(void* freed) noexcept {
-  live_bytes.fetch_sub(static_cast<int64_t>(malloc_usable_size(freed)), std::memory_order_relaxed);
-  std::free(freed);
-}
-[[gnu::noinline]] void operator delete(void* freed, size_t) noexcept { operator delete(freed); }
 
 namespace moesaic::comm {
 namespace {
@@ -318,7 +299,7 @@ TEST(CommunicatorTest, PlansOfManySizesKeepBoundedScratch) {
     const auto communicator = Make(transport, Topology::Flat(2, kFast), options);
     std::vector<float> input(kBytes / 4 + 2 * kSizes, 1.0F), output(input.size());
     EXPECT_EQ(communicator->Barrier(), OkStatus());
-    if (transport.rank() == 0) before = live_bytes.load();
+    if (transport.rank() == 0) before = base::live_bytes.load();
     EXPECT_EQ(communicator->Barrier(), OkStatus());
     for (int64_t size = 0; size < kSizes; ++size) {
       const std::vector<int64_t> counts(2, kBytes / 8 + size);
@@ -330,7 +311,7 @@ TEST(CommunicatorTest, PlansOfManySizesKeepBoundedScratch) {
     EXPECT_EQ(communicator->Barrier(), OkStatus());
     if (transport.rank() == 0) {
       // Idle plans, and staging of pieces: the barrier's plan is the last one.
-      EXPECT_LT(live_bytes - before, 2 * 2 * kBytes);
+      EXPECT_LT(base::live_bytes - before, 2 * 2 * kBytes);
     }
     EXPECT_EQ(communicator->Barrier(), OkStatus());
   });

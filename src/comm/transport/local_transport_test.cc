@@ -11,26 +11,13 @@
 #include <csignal>
 #include <cstdlib>
 #include <mutex>
-#include <new>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "base/test_memory.h"
 #include "comm/transport/conformance.h"
 #include "comm/transport/limit_clock.h"
-
-namespace {
-std::atomic<int64_t> allocations = 0;
-}  // namespace
-
-// Counts the allocations of the whole program.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* made = std::malloc(bytes)) return made;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* freed) noexcept { std::free(freed); }
-[[gnu::noinline]] void operator delete(void* freed, size_t) noexcept { std::free(freed); }
 
 namespace moesaic::comm {
 namespace {
@@ -77,10 +64,10 @@ TEST(LocalTransportTest, AllocatesNothingInTheSteadyState) {
       for (int i = 0; i < exchanges; ++i) ASSERT_TRUE(ExchangeAround(t, out, in).ok());
     };
     run(10);
-    if (++warm == 2) before = allocations.load();
+    if (++warm == 2) before = base::allocations.load();
     while (warm < 2) std::this_thread::yield();
     run(1000);
-    if (--warm == 1) after = allocations.load();
+    if (--warm == 1) after = base::allocations.load();
     while (warm == 2) std::this_thread::yield();
   });
   EXPECT_EQ(after, before);

@@ -1,7 +1,6 @@
 #include "comm/transport/rendezvous.h"
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -9,35 +8,15 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <new>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/test_memory.h"
 #include "base/test_patience.h"
 #include "comm/transport/free_port.h"
 #include "comm/transport/rendezvous_messages.h"
-
-namespace {
-std::atomic<int64_t> live_bytes = 0, peak_bytes = 0;
-}  // namespace
-
-// Counts the memory of the whole program, and its maximum.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  void* const made = std::malloc(bytes);
-  if (made == nullptr) throw std::bad_alloc();
-  const auto added = static_cast<int64_t>(malloc_usable_size(made));
-  const int64_t live = live_bytes.fetch_add(added) + added;
-  for (int64_t peak = peak_bytes; live > peak && !peak_bytes.compare_exchange_weak(peak, live);) {
-  }
-  return made;
-}
-[[gnu::noinline]] void operator delete(void* freed) noexcept {
-  live_bytes.fetch_sub(static_cast<int64_t>(malloc_usable_size(freed)));
-  std::free(freed);
-}
-[[gnu::noinline]] void operator delete(void* freed, size_t) noexcept { operator delete(freed); }
 
 namespace moesaic::comm {
 namespace {
@@ -284,12 +263,12 @@ TEST(RendezvousTest, RankZeroHasOneCopyOfTheContacts) {
       close(fd);
     });
   }
-  const int64_t before = live_bytes;
-  peak_bytes = before;
+  const int64_t before = base::live_bytes;
+  base::peak_bytes = before;
   RendezvousOptions options = Options(port, 0, kSize);
   options.time_limit_s = 5;  // of the table, too, unless the system takes it
   EXPECT_TRUE(Rendezvous(options, contact).ok());
-  EXPECT_LT(peak_bytes - before, kSize / 2 * kTableBytes);
+  EXPECT_LT(base::peak_bytes - before, kSize / 2 * kTableBytes);
   ended = true;
   for (std::thread& thread : ranks) thread.join();
 }

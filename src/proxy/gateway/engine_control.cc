@@ -2,33 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "base/percent.h"
 #include "proxy/gateway/gateway.h"
 #include "proxy/protocol/answer_stream.h"
 #include "proxy/protocol/json_members.h"
 
 namespace moesaic::proxy {
 namespace {
-
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-std::string PercentDecoded(std::string_view text) {
-  std::string decoded;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const int high = text[i] == '%' && i + 2 < text.size() ? HexDigit(text[i + 1]) : -1;
-    const int low = high >= 0 ? HexDigit(text[i + 2]) : -1;
-    if (low < 0) {
-      decoded += text[i];
-    } else {
-      decoded += static_cast<char>(high * 16 + low);
-      i += 2;
-    }
-  }
-  return decoded;
-}
 
 ControlAnswer Refused(int status, const std::string& message) {
   return {.status = status, .body = ErrorBody(status, "invalid_request_error", message)};
@@ -42,7 +22,7 @@ ControlAnswer ControlEngines(Gateway& gateway, std::string_view query) {
   const bool drain = verb == "drain";
   if ((!drain && verb != "resume") || equals + 1 >= query.size())
     return Refused(400, "the query must be drain=URL or resume=URL, with the URL of an engine");
-  const std::string url = PercentDecoded(query.substr(equals + 1));
+  const std::string url = base::PercentDecoded(query.substr(equals + 1));
   int ranks = 0;
   for (const InstanceRecord& engine : gateway.state().Instances()) {
     if (engine.config.url != url || engine.state == InstanceState::kAbandoned) continue;

@@ -7,18 +7,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/percent.h"
+
 namespace moesaic::proxy {
 namespace {
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
-int HexDigit(char c) {
-  if (IsDigit(c)) return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
 
 using Bytes = unsigned char __attribute__((vector_size(16)));
 using Halves = uint64_t __attribute__((vector_size(16)));
@@ -168,7 +163,7 @@ class Scanner {
     if (c == 'u') {
       if (at_ + 6 > text_.size()) return Fail("\\u needs four hexadecimal digits");
       for (size_t i = at_ + 2; i < at_ + 6; ++i) {
-        if (HexDigit(text_[i]) < 0) return Fail("\\u needs four hexadecimal digits");
+        if (base::HexValue(text_[i]) < 0) return Fail("\\u needs four hexadecimal digits");
       }
       at_ += 6;
       return true;
@@ -271,7 +266,7 @@ void AppendUtf8(uint32_t point, std::string* text) {
 
 uint32_t CodeUnit(std::string_view four) {
   uint32_t unit = 0;
-  for (const char c : four) unit = unit << 4 | static_cast<uint32_t>(HexDigit(c));
+  for (const char c : four) unit = unit << 4 | static_cast<uint32_t>(base::HexValue(c));
   return unit;
 }
 

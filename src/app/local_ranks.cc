@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kWaitStep{10};
-constexpr int kStopCheckMs = 500;         // between two searches for stopped children
+constexpr int kStopCheckMs = 500;         // maximum time between two searches for stopped children
 constexpr size_t kLongestLine = 1 << 16;  // longer lines are divided
 
 // The command line of this process.

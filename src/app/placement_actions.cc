@@ -176,7 +176,7 @@ Status CheckPlanFits(const Placement& placement, const LoadMatrix& load) {
 
 // Refuses a format that can't hold the plan before the plan is made.
 Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int experts) {
-  if (flags.first_layer > 0 && format != PlacementFormat::kSglang && format != PlacementFormat::kTensorRt)
+  if (flags.first_layer > 0 && !parallel::CountsDenseLayers(format))
     return InvalidArgument(
         "--first-layer {} needs --format sglang or tensorrt-llm: others count MoE layers only",
         flags.first_layer);
@@ -192,15 +192,18 @@ Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int 
       flags.out);
 }
 
+// Returns whether any load has tokens in the layer.
+bool HasTokens(std::span<const Workload> loads, int layer) {
+  return std::ranges::any_of(
+      loads, [layer](const Workload& load) { return parallel::HasTokens(load.total, layer); });
+}
+
 // Loads with rows of dense layers have no tokens there, and files need no further rows for them.
 Status CheckFirstLayer(const PlacementFlags& flags, std::span<const Workload> loads) {
-  const bool used =
-      std::ranges::any_of(loads, [](const Workload& load) { return parallel::HasTokens(load.total, 0); });
-  if (used || flags.first_layer == 0) return OkStatus();
+  if (flags.first_layer == 0 || HasTokens(loads, 0)) return OkStatus();
   return InvalidArgument(
-      "--first-layer {}: layer 0 of the loads has no tokens, so the loads have rows of dense layers; leave "
-      "the "
-      "flag out",
+      "--first-layer {}: layer 0 of the loads has no tokens, so the loads have rows of dense layers; "
+      "leave the flag out",
       flags.first_layer);
 }
 
@@ -208,9 +211,7 @@ Status CheckFirstLayer(const PlacementFlags& flags, std::span<const Workload> lo
 Placement WithoutDenseLayers(const Placement& placement, std::span<const Workload> loads) {
   Placement moe{.experts = placement.experts};
   for (int layer = 0; layer < static_cast<int>(placement.layers.size()); ++layer) {
-    const bool used = std::ranges::any_of(
-        loads, [layer](const Workload& load) { return parallel::HasTokens(load.total, layer); });
-    if (used) moe.layers.push_back(placement.layers[layer]);
+    if (HasTokens(loads, layer)) moe.layers.push_back(placement.layers[layer]);
   }
   const size_t left_out = placement.layers.size() - moe.layers.size();
   if (left_out > 0)

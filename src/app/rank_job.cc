@@ -18,6 +18,7 @@
 #include "app/input.h"
 #include "app/interrupt.h"
 #include "app/output.h"
+#include "base/checksum.h"
 #include "comm/probe/host_topology.h"
 #include "comm/transport/open_transport.h"
 #include "parallel/placement/placement_file.h"
@@ -71,29 +72,25 @@ StatusOr<std::string> RandomSecret() {
   return text;
 }
 
-// A number that a launcher sets in one of these variables.
-int FromEnvironment(std::initializer_list<const char*> names, int otherwise) {
-  for (const char* name : names) {
-    const char* const text = std::getenv(name);
-    if (text == nullptr) continue;
-    char* end = nullptr;
-    const long value = std::strtol(text, &end, 10);
-    if (end != text && *end == '\0' && value >= 0 && value < 1 << 20) return static_cast<int>(value);
-  }
-  return otherwise;
+// Returns the number of tasks of this process's job step in Slurm; 1 without one.
+int TasksOfStep() {
+  constexpr long kMaxTasks = 1 << 20;
+  const char* const text = std::getenv("SLURM_STEP_NUM_TASKS");
+  if (text == nullptr) return 1;
+  char* end = nullptr;
+  const long tasks = std::strtol(text, &end, 10);
+  return end != text && *end == '\0' && tasks >= 0 && tasks < kMaxTasks ? static_cast<int>(tasks) : 1;
 }
 
 // Ranks exchange texts of limited length, so that a digest of the whole text comes first.
-std::string WithDigest(const std::string& text) {
-  return fmt::format("{:016x} {}", std::hash<std::string>{}(text), text);
-}
+std::string WithDigest(const std::string& text) { return fmt::format("{} {}", base::HexDigest(text), text); }
 constexpr size_t kDigestCharacters = 17;
 
 // Refuses a number of processes that is surely a mistake.
 Status CheckLocalRanks(int ranks) {
   constexpr int kRanksPerCpu = 4, kMinRanks = 16;
   const int most = std::max(kMinRanks, kRanksPerCpu * static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
-  const int tasks = FromEnvironment({"SLURM_STEP_NUM_TASKS"}, 1);
+  const int tasks = TasksOfStep();
   if (tasks > 1) {
     return InvalidArgument(
         "srun started {} tasks without MOESAIC_RENDEZVOUS, so each would start ranks of its own; "
@@ -440,8 +437,8 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
   job->children_ = std::move(children);
   // Plans of collectives follow from the topology.
-  const size_t links = topology.has_value() ? std::hash<std::string>{}(topology->ToJson()) : 0;
-  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, sums in {}, {}, topology {:016x}, speeds [{}]",
+  const std::string links = topology.has_value() ? base::HexDigest(topology->ToJson()) : "none";
+  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, sums in {}, {}, topology {}, speeds [{}]",
                                                      layout.Name(), flags.sum_dtype, fingerprint, links,
                                                      fmt::join(layout.speeds(), ", "))));
   RETURN_IF_ERROR(job->CheckKernels(kernels));

@@ -156,6 +156,16 @@ struct Running {
   void SleepUntil(std::chrono::steady_clock::time_point end, const Done& done) {
     while (!done() && std::chrono::steady_clock::now() < end) Sleep();
   }
+  // An answer that is complete may still be on its way to a client that reads slowly.
+  bool AnswersEnded() const { return server.idle() && server.flushed(); }
+  // Waits until all answers have ended or MustStop(end). Returns whether they have ended.
+  bool AwaitAnswers(const DrainEnd& end) {
+    while (!AnswersEnded()) {
+      if (MustStop(end)) return false;
+      Sleep();
+    }
+    return true;
+  }
   // Ends the running answers with an error, which clients get some time to read.
   void CutAnswers() {
     server.StopAnswers();
@@ -180,14 +190,7 @@ void ShutDown(const ServeFlags& flags, Running& running, DrainEnd* end) {
   const engine::EngineStats stats = running.engine.stats();
   running.log.info("draining: at most {} s; {} requests run and {} wait", flags.drain_seconds, stats.running,
                    stats.waiting);
-  // An answer that is complete may still be on its way to a client that reads slowly.
-  const auto ended = [&running] { return running.server.idle() && running.server.flushed(); };
-  bool drained = ended();
-  while (!drained && !MustStop(*end)) {
-    running.Sleep();
-    drained = ended();
-  }
-  if (drained) {
+  if (running.AwaitAnswers(*end)) {
     running.log.info("drained: all answers ended after {:.1f} s", elapsed());
   } else {
     running.log.warn("drain deadline reached: ending the running answers with an error");
@@ -224,9 +227,7 @@ void ShutDownFailed(const ServeFlags& flags, const Status& failure, Running& run
   running.notifier.Send("STOPPING=1\nSTATUS=a rank failed");
   running.server.Fail(Message(failure));
   const auto time = std::clamp(std::chrono::seconds(flags.drain_seconds), kFailureTime, kMaxFailureTime);
-  const DrainEnd end = std::chrono::steady_clock::now() + time;
-  const auto ended = [&running] { return running.server.idle() && running.server.flushed(); };
-  while (!ended() && !MustStop(end)) running.Sleep();
+  running.AwaitAnswers(DrainEnd(std::chrono::steady_clock::now() + time));
   running.CutAnswers();
   running.server.Close();
   // The engine's thread may still end requests, whose endpoints belong to the server.

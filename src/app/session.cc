@@ -16,6 +16,7 @@
 #include "app/progress.h"
 #include "app/table.h"
 #include "app/verb.h"
+#include "base/checksum.h"
 #include "cache/block_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "comm/transport/open_transport.h"
@@ -325,19 +326,19 @@ StatusOr<std::string> ChooseLayers(const checkpoint::Checkpoint& source, ModelFl
 
 // Identifies the weights by the sizes of their files and some of their bytes: another training has the same
 // config.
-size_t DigestOfWeights(const checkpoint::Checkpoint& source) {
+std::string DigestOfWeights(const checkpoint::Checkpoint& source) {
   constexpr size_t kSamples = 8, kSampleBytes = 64;  // of a file
-  std::string text;
+  base::Xxh3 digest;
   for (const auto& file : source.files()) {
     const std::span<const std::byte> bytes = file->bytes();
-    text += fmt::format("{};", bytes.size());
+    digest.AddText(std::to_string(bytes.size()));
     for (size_t i = 1; i <= kSamples; ++i) {
       const std::span<const std::byte> rest = bytes.subspan(bytes.size() * i / (kSamples + 1));
       const auto sample = rest.first(std::min(kSampleBytes, rest.size()));
-      text.append(reinterpret_cast<const char*>(sample.data()), sample.size());
+      digest.Add(sample.data(), sample.size());
     }
   }
-  return std::hash<std::string>{}(text);
+  return digest.Hex();
 }
 
 // Names the kernels of this machine: those of other instruction sets round differently.
@@ -345,8 +346,8 @@ StatusOr<std::string> DescribeKernels() {
   ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());
   std::string names;
   for (const kernels::KernelChoice& choice : kernels::SelectKernels(cpu).choices) names += choice.name + " ";
-  return fmt::format("{} (choices {:016x})", runtime::IsaName(runtime::HostIsas(cpu).back()),
-                     std::hash<std::string>{}(names));
+  return fmt::format("{} (choices {})", runtime::IsaName(runtime::HostIsas(cpu).back()),
+                     base::HexDigest(names));
 }
 
 // Checks that the layout divides the model. Returns the model and the settings that ranks must have in
@@ -361,13 +362,12 @@ StatusOr<std::string> CheckLayout(const checkpoint::Checkpoint& source, const Mo
   }
   const parallel::BatchSplitOptions& split = layout.batch_split();
   return fmt::format(
-             "moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {:016x}, "
-             "weights {:016x}, experts {:016x}{}, replicas {} {} {} {}",
+             "moesaic {}, dtype {}, KV {}, experts per token {}, speculative {}, config {}, weights {}, "
+             "experts {}{}, replicas {} {} {} {}",
              MOESAIC_VERSION, flags.dtype, flags.kv_dtype, flags.experts_per_token, SpeculativeMethod(flags),
-             std::hash<std::string>{}(source.config().dump()), DigestOfWeights(source),
-             std::hash<std::string>{}(placement), layout.experts_move() ? ", moving" : "",
-             split.exact ? "exact" : "shares", split.spill_bytes, split.spill_tolerance,
-             fmt::join(layout.speeds(), ",")) +
+             base::HexDigest(source.config().dump()), DigestOfWeights(source), base::HexDigest(placement),
+             layout.experts_move() ? ", moving" : "", split.exact ? "exact" : "shares", split.spill_bytes,
+             split.spill_tolerance, fmt::join(layout.speeds(), ",")) +
          (layout.tolerates_failures() ? ", tolerating failures" : "");
 }
 

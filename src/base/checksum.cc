@@ -19,4 +19,10 @@ void Xxh3::Add(const void* bytes, size_t count) { XXH3_64bits_update(&state_->st
 uint64_t Xxh3::value() const { return XXH3_64bits_digest(&state_->state); }
 std::string Xxh3::Hex() const { return fmt::format("{:016x}", value()); }
 
+std::string HexDigest(std::string_view text) {
+  Xxh3 digest;
+  digest.Add(text.data(), text.size());
+  return digest.Hex();
+}
+
 }  // namespace moesaic::base

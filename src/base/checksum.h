@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace moesaic::base {
 
@@ -27,5 +28,8 @@ class Xxh3 {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Returns the checksum of one text as Xxh3::Hex() writes it. It is equal on all machines.
+std::string HexDigest(std::string_view text);
 
 }  // namespace moesaic::base

@@ -157,8 +157,8 @@ int64_t ContinuousEngine::PendingTokens() const {
   return tokens;
 }
 
-int64_t ContinuousEngine::MissingTokens(const Request& request) const {
-  int64_t needed = static_cast<int64_t>(request.prompt.size()) - CachedTokens(request) +
+int64_t ContinuousEngine::MissingTokens(const Request& request, int64_t cached) const {
+  int64_t needed = static_cast<int64_t>(request.prompt.size()) - cached +
                    std::min(request.sampling.max_tokens, kExpectedOutputs);
   for (const auto* sequences : {&scheduler_.waiting(), &scheduler_.running()}) {
     for (const auto& sequence : *sequences) {

@@ -61,8 +61,8 @@ class ContinuousEngine : public Engine {
   int64_t PendingTokens() const;
   /// Returns the tokens for which the KV cache would lack blocks if the request were added, with at most
   /// kExpectedOutputs output tokens of each request: they wait until others end, or preempt them. Idle blocks
-  /// of the prefix cache count as free.
-  int64_t MissingTokens(const Request& request) const;
+  /// of the prefix cache count as free. `cached` is CachedTokens() of the request.
+  int64_t MissingTokens(const Request& request, int64_t cached) const;
   /// Returns the rows that the next step could have.
   StepDemand Demand() const;
   /// Returns the tokens that this engine's rows sent to each expert. Called only between steps.

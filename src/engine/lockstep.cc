@@ -183,7 +183,7 @@ bool Lockstep::MustRepeat(const std::vector<bool>& computes) const {
   return false;
 }
 
-// Of silent ranks, those have failed that SilentRanks() returns, after the time limit of a step.
+// After the time limit of a step, the ranks that SilentRanks() returns have failed, too.
 bool Lockstep::HasFailed(size_t replica, const Status& failure) const {
   const int rank = static_cast<int>(replica);
   if (rank == survival_.job->rank() || replicas_[replica].excluded) return false;

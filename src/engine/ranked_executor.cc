@@ -116,8 +116,8 @@ RankedExecutor::~RankedExecutor() {
 // Keeps the failure, whose message begins with the rank that caused it as far as one is known. Another rank
 // that reports a failure has looked for its cause.
 Status RankedExecutor::Fail(const Status& status) {
-  const Status dead = parallel::CheckRanks(job_);
-  failure_ = reported_ ? (dead.ok() ? status : dead) : parallel::CauseOf(status, job_);
+  const bool is_cause = reported_ && parallel::CheckRanks(job_).ok();
+  failure_ = is_cause ? status : parallel::CauseOf(status, job_);
   return failure_;
 }
 

@@ -119,8 +119,8 @@ StatusOr<size_t> ReplicatedEngine::ReplicaFor(const Request& request) const {
       refused = std::move(status);
       continue;
     }
-    const int64_t work =
-        replica.PendingTokens() - replica.CachedTokens(request) + replica.MissingTokens(request);
+    const int64_t cached = replica.CachedTokens(request);
+    const int64_t work = replica.PendingTokens() - cached + replica.MissingTokens(request, cached);
     if (work >= least) continue;
     least = work;
     best = i;

@@ -179,30 +179,29 @@ std::vector<double> BatchSplit::RowSeconds() const {
   return seconds;
 }
 
-// Time of the rows if all ranks had equally many.
-double BatchSplit::EvenSeconds(const BatchPlan& plan) const {
-  const auto living = static_cast<double>(std::ranges::count(dead_, false));
-  return static_cast<double>(plan.all) / living * std::ranges::min(RowSeconds());
+// Mean rows of a living rank.
+double BatchSplit::EvenRows(const BatchPlan& plan) const {
+  return static_cast<double>(plan.all) / static_cast<double>(std::ranges::count(dead_, false));
 }
 
 // Returns a plan that saves more time than the rank that sends or receives most weights needs.
 std::optional<BatchPlan> BatchSplit::PlanSpilled(const BatchPlan& plan, const SpillInput& input) const {
-  if (input.expert_bytes == 0) return std::nullopt;
-  const double expert_s = static_cast<double>(input.expert_bytes) / options_.spill_bytes_per_s;
+  const int64_t bytes = input.layer.bytes;
+  if (bytes == 0) return std::nullopt;
+  const double expert_s = static_cast<double>(bytes) / options_.spill_bytes_per_s;
   const auto cost_s = [&](int experts) { return std::max(0.0, experts * expert_s - input.hidden_s); };
   const std::vector<double> row_s = RowSeconds();
   const double now_s = SecondsOf(plan, row_s);
   // Equal work is the most that any spill reaches.
-  if (now_s - EvenSeconds(plan) <= cost_s(1)) return std::nullopt;
+  if (now_s - EvenRows(plan) * std::ranges::min(row_s) <= cost_s(1)) return std::nullopt;
   std::vector<int> held(ranks_.size(), 0);
   for (const SpillMove& move : input.prefetched) ++held[move.to];
-  const SpillOptions limits = {
-      .max_moves = kSpillSlots * ranks_.size(),
-      .prefetch_slots = kSpillSlots,
-      .held = held,
-      .tolerance = options_.spill_tolerance,
-      .expert_bytes = input.expert_bytes,
-      .max_bytes = options_.spill_bytes - std::ssize(input.prefetched) * input.expert_bytes};
+  const SpillOptions limits = {.max_moves = kSpillSlots * ranks_.size(),
+                               .prefetch_slots = kSpillSlots,
+                               .held = held,
+                               .tolerance = options_.spill_tolerance,
+                               .expert_bytes = bytes,
+                               .max_bytes = options_.spill_bytes - std::ssize(input.prefetched) * bytes};
   std::optional<BatchPlan> spilled =
       SpillBatch(plan, plan.experts, input.split, input.tokens, input.layer.speeds, limits);
   if (!spilled.has_value()) return std::nullopt;
@@ -242,11 +241,8 @@ BatchPlan BatchSplit::PlanHere(Layer& layer, std::span<const SpillMove> prefetch
   TokenSplit& split = split_with.has_value() ? *split_with : layer.split;
   BatchPlan plan = PlanBatch(prefetched.empty() ? layer.experts : with, split, totals_, layer.speeds);
   if (!options_.spills()) return plan;
-  std::optional<BatchPlan> spilled = PlanSpilled(plan, {.layer = layer,
-                                                        .split = split,
-                                                        .tokens = totals_,
-                                                        .expert_bytes = layer.bytes,
-                                                        .prefetched = prefetched});
+  std::optional<BatchPlan> spilled =
+      PlanSpilled(plan, {.layer = layer, .split = split, .tokens = totals_, .prefetched = prefetched});
   return spilled.has_value() ? *std::move(spilled) : plan;
 }
 
@@ -317,12 +313,12 @@ StatusOr<BatchSplit::Choice> BatchSplit::Split(Layer& layer, const comm::ExpertM
   }
   Choose(plan, choice.map != nullptr ? *choice.map : map, ids);
   choice.replicas = replicas_;
-  computing_s_ = options_.spills() ? EvenSeconds(plan) : 0;
-  const auto living = static_cast<double>(std::ranges::count(dead_, false));
+  const double even_rows = EvenRows(plan);
+  computing_s_ = options_.spills() ? even_rows * std::ranges::min(RowSeconds()) : 0;
   ++number_;
   ++stats_.splits;
   stats_.busiest_rows += plan.busiest;
-  stats_.mean_rows += static_cast<double>(plan.all) / living;
+  stats_.mean_rows += even_rows;
   stats_.seconds += job_.Now() - begin;
   return choice;
 }
@@ -403,11 +399,8 @@ Status BatchSplit::Prefetch(Layer& next) {
   std::vector<int64_t> tokens;
   for (const double each : next.recent) tokens.push_back(std::llround(each * all / recent));
   const BatchPlan plan = PlanBatch(next.experts, next.split, tokens, next.speeds);
-  std::optional<BatchPlan> ahead = PlanSpilled(plan, {.layer = next,
-                                                      .split = next.split,
-                                                      .tokens = tokens,
-                                                      .expert_bytes = next.bytes,
-                                                      .hidden_s = computing_s_});
+  std::optional<BatchPlan> ahead =
+      PlanSpilled(plan, {.layer = next, .split = next.split, .tokens = tokens, .hidden_s = computing_s_});
   Status started;
   if (ahead.has_value()) {
     prefetched_for_ = &next;

@@ -135,15 +135,14 @@ class BatchSplit {
   // Input of a plan of temporary replicas.
   struct SpillInput {
     const Layer& layer;
-    const TokenSplit& split;          // of the plan, with prefetched replicas
-    std::span<const int64_t> tokens;  // [experts]
-    int64_t expert_bytes = 0;
+    const TokenSplit& split;                     // of the plan, with prefetched replicas
+    std::span<const int64_t> tokens;             // [experts]
     std::span<const SpillMove> prefetched = {};  // part of the plan
     double hidden_s = 0;                         // time of transfers that costs nothing
   };
   std::optional<BatchPlan> PlanSpilled(const BatchPlan& plan, const SpillInput& input) const;
   std::vector<double> RowSeconds() const;
-  double EvenSeconds(const BatchPlan& plan) const;
+  double EvenRows(const BatchPlan& plan) const;
   comm::Tag TagOf(comm::Tag first) const { return first | (epoch_ & 0xfffU) << 12 | (number_ & 0xfffU); }
   const int32_t* CountsOf(int rank) const { return counts_.data() + static_cast<size_t>(rank) * words_; }
 

@@ -19,7 +19,7 @@ constexpr int64_t kMaxStreamedMessages = 20'000;
 // A plan of several streams has more messages, whose starts cost time that the model does not count.
 constexpr double kStreamGain = 0.97;
 constexpr int kMaxSkippedDepth = 5;  // trees of more levels are followed from the root only
-// More streams must gain at least this.
+// Greatest time of a plan with more segments or streams, relative to the plan before it.
 constexpr double kMoreGain = 0.99;
 constexpr int64_t kMaxSimulatedMessages = 40'000;
 constexpr int64_t kMaxMessages = 150'000;   // of all ranks

@@ -21,8 +21,8 @@ RankTree FlatTree(const std::vector<int>& order);
 RankTree TreeOf(const Topology& topology);
 /// Returns the tree with only its topmost `levels` levels. Ranks below become children of the last level.
 RankTree Cut(const RankTree& tree, int levels);
-/// The tree without the groups of one depth, 1 for the children of the root: their children become children
-/// of the groups above.
+/// Returns the tree without the groups of one depth, 1 for the children of the root. Their children become
+/// children of the groups above.
 RankTree Without(const RankTree& tree, int depth);
 /// Returns the groups of a depth. Leaves that are less deep stay, so all ranks are in exactly one of them.
 std::vector<const RankTree*> GroupsAt(const RankTree& tree, int depth);

@@ -1,6 +1,7 @@
 #include "comm/collectives/single_crossing.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "comm/collectives/level_exchange.h"
 #include "comm/collectives/plan_executor.h"
@@ -66,24 +67,12 @@ void SendAndAdd(PlanBuilder& builder, int step, int64_t offset, int64_t count, c
 
 }  // namespace
 
-std::vector<double> SingleCrossingShares(const RankTree& tree) {
-  const int levels = std::max(1, Depth(tree));
-  std::vector<double> shares(levels, 1.0 / levels);
-  return shares;
-}
-
 void SingleCrossing(PlanBuilder& builder, const RankTree& tree, int64_t offset, int64_t count) {
   const WorkBuffer work;
-  const std::vector<double> shares = SingleCrossingShares(tree);
-  const auto levels = static_cast<int>(shares.size());
-  double before = 0;
+  const int levels = std::max(1, Depth(tree));
+  const auto border = [&](int parts) { return offset + (count * parts + levels / 2) / levels; };
   for (int depth = 1; depth <= levels; ++depth) {
-    const auto border = [&](double share) {
-      return offset + static_cast<int64_t>(static_cast<double>(count) * std::min(1.0, share) + 0.5);
-    };
-    const int64_t begin = border(before),
-                  end = depth == levels ? offset + count : border(before + shares[depth - 1]);
-    before += shares[depth - 1];
+    const int64_t begin = border(depth - 1), end = border(depth);
     if (begin == end) continue;
     builder.UseStream((depth - 1) % kMaxStreams);
     for (const int rank : tree.ranks) {

@@ -42,8 +42,8 @@ class CrossingBound {
   static double Served(const Port& port, double total, bool enters);
 
   const Topology& topology_;
-  std::vector<double>
-      exchange_s_;  // by group: least latency of a message between two of its children or above
+  // By group: least latency of a message between children of the group or of one that contains it.
+  std::vector<double> exchange_s_;
 };
 
 }  // namespace moesaic::comm

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/collectives/communicator.h"
+#include "comm/collectives/topology_test_support.h"
 #include "comm/topology/topology_builder.h"
 #include "comm/transport/mpi_transport.h"
 
@@ -157,16 +158,6 @@ constexpr int kLargeCount = (1 << 20) + 3;  // an odd tail
 
 constexpr Link kInside = {1e-6, 1e10}, kBetween = {2e-5, 1.25e8};
 
-Topology Groups(const std::vector<int>& sizes) {
-  TopologyBuilder builder;
-  builder.AddGroup(-1, "cluster", kBetween, 0);
-  for (const int size : sizes) {
-    const int node = builder.AddGroup(0, "node", kInside, 0);
-    for (int i = 0; i < size; ++i) builder.AddDevice(node, 0, 0);
-  }
-  return builder.Finish("groups", "test", {DeviceType{"device", {}, 1e12, 0}});
-}
-
 // Nodes of two sockets of pairs; the last ones may be smaller.
 Topology ThreeLevels(int ranks) {
   TopologyBuilder builder;
@@ -189,11 +180,11 @@ struct Shape {
 // One level, and those of 1 + n, 2 + 2 + ... + 1 and three levels that the ranks suffice for.
 std::vector<Shape> ShapesOf(int ranks) {
   std::vector<Shape> shapes = {{"flat", Topology::Flat(ranks, {.latency_s = 1e-6, .bytes_per_s = 5e9})}};
-  if (ranks >= 3) shapes.push_back({"1 + n", Groups({1, ranks - 1})});
+  if (ranks >= 3) shapes.push_back({"1 + n", GroupTopology({1, ranks - 1}, kInside, kBetween)});
   if (ranks >= 4) {
     std::vector<int> pairs(ranks / 2, 2);
     if (ranks % 2 == 1) pairs.push_back(1);
-    shapes.push_back({"pairs", Groups(pairs)});
+    shapes.push_back({"pairs", GroupTopology(pairs, kInside, kBetween)});
   }
   if (ranks >= 5) shapes.push_back({"three levels", ThreeLevels(ranks)});
   return shapes;

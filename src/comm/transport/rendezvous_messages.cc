@@ -147,8 +147,6 @@ std::string EncodeContacts(const std::vector<std::string>& contacts) {
   return list;
 }
 
-std::string EncodeTable(const ContactTable& table) { return table.mac + EncodeContacts(table.contacts); }
-
 std::string EncodeTableHead(std::string_view mac, size_t contacts_bytes) {
   std::string head = FrameHead(RendezvousType::kTable, mac.size() + contacts_bytes);
   head += mac;

@@ -46,8 +46,8 @@ struct ContactTable {
 };
 /// `size` is the number of contacts that the table must have.
 StatusOr<ContactTable> ParseTable(std::string_view payload, int size);
-std::string EncodeTable(const ContactTable& table);
-/// Returns the contacts as they follow the mac of a table, and the frame of a table up to them.
+/// The payload of a table is its mac, followed by EncodeContacts(). EncodeTableHead() returns the frame up to
+/// the contacts.
 std::string EncodeContacts(const std::vector<std::string>& contacts);
 std::string EncodeTableHead(std::string_view mac, size_t contacts_bytes);
 /// `contacts` is the result of EncodeContacts().

@@ -98,7 +98,7 @@ TEST(RendezvousTest, ARankDoesNotTrustAHostWithoutTheSecret) {
     const int fd = accept(listener, nullptr, nullptr);
     const std::string bytes =
         EncodeFrame(RendezvousType::kChallenge, std::string(kNonceBytes, 'c')) +
-        EncodeFrame(RendezvousType::kTable, EncodeTable({std::string(kMacBytes, 'm'), {"x", "y"}}));
+        EncodeFrame(RendezvousType::kTable, std::string(kMacBytes, 'm') + EncodeContacts({"x", "y"}));
     EXPECT_GT(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), 0);
     char sink[1000];
     while (recv(fd, sink, sizeof(sink), 0) > 0) {
@@ -303,7 +303,7 @@ TEST(RendezvousMessagesTest, RoundTrip) {
   EXPECT_EQ(parsed->size, 9U);
   EXPECT_EQ(parsed->contact, "contact");
   const StatusOr<ContactTable> table =
-      ParseTable(EncodeTable({std::string(kMacBytes, 'm'), {"a", "", "ccc"}}), 3);
+      ParseTable(std::string(kMacBytes, 'm') + EncodeContacts({"a", "", "ccc"}), 3);
   ASSERT_TRUE(table.ok()) << table.status();
   EXPECT_EQ(table->contacts, (std::vector<std::string>{"a", "", "ccc"}));
   const StatusOr<Status> refusal = ParseRefusal(EncodeRefusal(absl::PermissionDeniedError("no")));

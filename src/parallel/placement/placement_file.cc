@@ -219,7 +219,7 @@ std::string EplbBytes(const EplbPlan& plan) {
 }
 
 StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat format, int first_layer) {
-  if (first_layer > 0 && format != PlacementFormat::kSglang && format != PlacementFormat::kTensorRt)
+  if (first_layer > 0 && !CountsDenseLayers(format))
     return InvalidArgument("this format counts MoE layers only, so the first one is 0, found {}",
                            first_layer);
   switch (format) {

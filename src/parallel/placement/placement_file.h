@@ -17,9 +17,13 @@ enum class PlacementFormat {
   kTensorRt,  ///< YAML of TensorRT-LLM's load balancer
 };
 
+/// Returns whether layers of the format are decoder layers, the dense ones included.
+constexpr bool CountsDenseLayers(PlacementFormat format) {
+  return format == PlacementFormat::kSglang || format == PlacementFormat::kTensorRt;
+}
+
 /// Returns the bytes of a file. InvalidArgument: the format can't hold the placement. `first_layer` is the
-/// number of the first MoE layer: TensorRT-LLM and SGLang also count the dense layers before it. Other
-/// formats need 0.
+/// number of the first MoE layer; it must be 0 unless CountsDenseLayers().
 StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat format, int first_layer = 0);
 
 /// Returns the .npz file of an EPLB plan, with the order of replicas that EPLB returns.

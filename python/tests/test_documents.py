@@ -20,19 +20,22 @@ EXAMPLES = ROOT / "examples" / "science"
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="the package is tested without the repository")
 
 
+def blocks():
+    """Returns the blocks of Python in the page."""
+    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
 def run(start, names):
     """Runs the block that begins with `start`; returns its variables."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (block,) = (block for block in blocks if block.startswith(start))
+    (block,) = (block for block in blocks() if block.startswith(start))
     exec(compile(block, "docs/science.md", "exec"), names)
     return names
 
 
 def test_every_block_is_run():
     starts = re.findall(r'run\(\s*"(.*?)"', pathlib.Path(__file__).read_text())
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert all(any(block.startswith(start) for start in starts) for block in blocks)
-    assert len(blocks) == len(starts)
+    assert all(any(block.startswith(start) for start in starts) for block in blocks())
+    assert len(blocks()) == len(starts)
 
 
 def test_message_passing(rng):

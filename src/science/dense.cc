@@ -91,14 +91,6 @@ void TileDense::Run(const Dense& dense, const float* x, int64_t x_stride, int ro
             .accumulate = false});
 }
 
-void ForRows(const graph::Context& ctx, int64_t rows, int64_t rows_per_task,
-             const std::function<void(int64_t, int64_t)>& body) {
-  rows_per_task = std::max<int64_t>(1, rows_per_task);
-  ctx.exec.pool->Run(base::CeilDiv(rows, rows_per_task), [&](int64_t task, int) {
-    body(task * rows_per_task, std::min(rows, (task + 1) * rows_per_task));
-  });
-}
-
 void NormalizeRows(const graph::Context& ctx, const Norm& norm, const float* x, int64_t rows, float* y) {
   const auto n = static_cast<int>(norm.gamma.size());
   for (int64_t r = 0; r < rows; ++r)

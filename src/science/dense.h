@@ -1,7 +1,6 @@
 // Linear layers and normalization on f32 rows, over the packed matrix products of the kernels room.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -69,9 +68,5 @@ void Activate(const graph::Context& ctx, const float* x, int64_t count, graph::A
 inline void Activate(const graph::Context& ctx, float* y, int64_t count, graph::Activation activation) {
   Activate(ctx, y, count, activation, y);
 }
-
-/// Calls body(first, last) on the pool for ranges that cover all rows, with several rows per task.
-void ForRows(const graph::Context& ctx, int64_t rows, int64_t rows_per_task,
-             const std::function<void(int64_t first, int64_t last)>& body);
 
 }  // namespace moesaic::science

@@ -93,9 +93,11 @@ Status EdgeAttentionBackward(const Context& ctx, const Graph& graph, const EdgeA
   const int64_t edges = graph.num_edges();
   const Output weights = scope.Matrix(tensor::DType::kF32, edges, p.heads),
                weight_grad = scope.Matrix(tensor::DType::kF32, edges, p.heads);
+  // With f32, factor() scales x in place. x is read afterwards only where alpha is 1.
   auto factor = [&](const Output& x, float alpha) {
-    const Output rounded = scope.Matrix(p.q.dtype, edges, p.heads);
-    RoundInto(ctx, x, alpha, 0, rounded);
+    const bool f32 = p.q.dtype == tensor::DType::kF32;
+    const Output rounded = f32 ? x : scope.Matrix(p.q.dtype, edges, p.heads);
+    if (!f32 || alpha != 1) RoundInto(ctx, x, alpha, 0, rounded);
     return rounded;
   };
   auto dots = [](const Features& destination, const Features& other, Target target, const Output& out) {

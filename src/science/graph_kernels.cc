@@ -1,5 +1,8 @@
 #include "science/graph_kernels.h"
 
+#include <algorithm>
+
+#include "base/round.h"
 #include "science/cpu/graph.h"
 #include "science/ref/graph.h"
 
@@ -18,6 +21,14 @@ GraphKernels SelectGraphKernels(const runtime::CpuFeatures& cpu) {
             cpu::EdgeAttentionAvx2, cpu::RowKernelsAvx2(), "avx2"};
   }
   return {ref::Reduce, ref::EdgeMap, ref::Softmax, ref::EdgeAttention, ref::Rows(), "ref"};
+}
+
+void ForRows(const Context& ctx, int64_t rows, int64_t rows_per_task,
+             const std::function<void(int64_t, int64_t)>& body) {
+  rows_per_task = std::max<int64_t>(1, rows_per_task);
+  ctx.exec.pool->Run(base::CeilDiv(rows, rows_per_task), [&](int64_t task, int) {
+    body(task * rows_per_task, std::min(rows, (task + 1) * rows_per_task));
+  });
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::Create(int threads, const runtime::CpuFeatures& cpu) {

@@ -1,6 +1,8 @@
 // The selected micro-kernels of graph operators, and the context in which the operators run.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +39,10 @@ struct Context {
   const GraphKernels* graph;
   kernels::ExecContext exec;
 };
+
+/// Calls body(first, last) on the pool for ranges that cover all rows, with several rows per task.
+void ForRows(const Context& ctx, int64_t rows, int64_t rows_per_task,
+             const std::function<void(int64_t first, int64_t last)>& body);
 
 /// Owns the resources of a Context. Used by one thread at a time.
 class Workspace {

@@ -2,20 +2,13 @@
 
 #include <algorithm>
 
-#include "base/round.h"
 #include "science/elements.h"
 
 namespace moesaic::graph {
 namespace {
 
-// Calls body(i) for i in [0, count) on the pool.
-template <typename Body>
-void ForTasks(const Context& ctx, int64_t count, const Body& body) {
-  constexpr int64_t kPerTask = 1024;
-  ctx.exec.pool->Run(base::CeilDiv(count, kPerTask), [&](int64_t task, int) {
-    for (int64_t i = task * kPerTask; i < std::min(count, (task + 1) * kPerTask); ++i) body(i);
-  });
-}
+// Returns the rows of a task that converts elements one by one: some 8192 elements.
+int64_t RowsPerTask(int64_t cols) { return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, cols)); }
 
 // Features with the row that each position of an adjacency reads.
 struct Operand {
@@ -108,12 +101,14 @@ void DivideTwice(const Context& ctx, const Graph& graph, const Features& x, cons
     return MapInto(ctx, graph, {.op = Op::kDiv, .lhs = {out, edges}, .rhs = divisor}, out);
   }
   const Adjacency& csc = graph.by_destination();
-  ForTasks(ctx, graph.num_edges(), [&](int64_t p) {
-    const int64_t edge = csc.EdgeAt(p), row = divisor.rows != nullptr ? divisor.rows[p] : p;
-    for (int64_t c = 0; c < out.cols; ++c) {
-      const float by = LoadElement(divisor.x.data, divisor.x.dtype, row * divisor.x.stride + c);
-      const float value = LoadElement(x.data, x.dtype, edge * x.stride + c);
-      StoreElement(out.data, out.dtype, edge * out.stride + c, value / by / by);
+  ForRows(ctx, graph.num_edges(), RowsPerTask(out.cols), [&](int64_t first, int64_t last) {
+    for (int64_t p = first; p < last; ++p) {
+      const int64_t edge = csc.EdgeAt(p), row = divisor.rows != nullptr ? divisor.rows[p] : p;
+      for (int64_t c = 0; c < out.cols; ++c) {
+        const float by = LoadElement(divisor.x.data, divisor.x.dtype, row * divisor.x.stride + c);
+        const float value = LoadElement(x.data, x.dtype, edge * x.stride + c);
+        StoreElement(out.data, out.dtype, edge * out.stride + c, value / by / by);
+      }
     }
   });
 }
@@ -179,12 +174,14 @@ Status GspmmDot(const Context& ctx, const Graph& graph, const GspmmParams& p) {
 }  // namespace
 
 void RoundInto(const Context& ctx, const Features& x, float alpha, float beta, const Output& out) {
-  ForTasks(ctx, x.rows, [&](int64_t r) {
-    for (int64_t c = 0; c < x.cols; ++c) {
-      const int64_t at = r * out.stride + c;
-      float value = alpha * LoadElement(x.data, x.dtype, r * x.stride + c);
-      if (beta != 0) value += beta * LoadElement(out.data, out.dtype, at);
-      StoreElement(out.data, out.dtype, at, value);
+  ForRows(ctx, x.rows, RowsPerTask(x.cols), [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      for (int64_t c = 0; c < x.cols; ++c) {
+        const int64_t at = r * out.stride + c;
+        float value = alpha * LoadElement(x.data, x.dtype, r * x.stride + c);
+        if (beta != 0) value += beta * LoadElement(out.data, out.dtype, at);
+        StoreElement(out.data, out.dtype, at, value);
+      }
     }
   });
 }
@@ -232,33 +229,32 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
     grad = divided;
   }
   const int32_t* mask = masked ? g.arg.data() : nullptr;
-  Operand dot_grad_by_source = {grad, RowsBySource(graph, Target::kDestination)},
-          dot_grad = {grad, RowsByDestination(graph, Target::kDestination)};
+  Target grad_target = Target::kDestination;
   if (dot && masked) {  // only the chosen edges' dot products pass a gradient on
     const Output chosen = scope.Matrix(grad.dtype, graph.num_edges(), grad.cols);
-    MapInto(ctx, graph, {.op = Op::kCopyU, .lhs = dot_grad, .rhs = dot_grad, .mask = mask}, chosen);
-    dot_grad_by_source = {chosen, RowsBySource(graph, Target::kEdge)};
-    dot_grad = {chosen, RowsByDestination(graph, Target::kEdge)};
+    const Operand at_dst = {grad, RowsByDestination(graph, Target::kDestination)};
+    MapInto(ctx, graph, {.op = Op::kCopyU, .lhs = at_dst, .rhs = at_dst, .mask = mask}, chosen);
+    grad = chosen;
+    grad_target = Target::kEdge;
   }
   if (!g.u_grad.empty() && p.message == Message::kCopyE) FillZeros(g.u_grad);
   if (!g.e_grad.empty() && p.message == Message::kCopyU) FillZeros(g.e_grad);
   if (!g.u_grad.empty() && p.message != Message::kCopyE) {
-    const Operand at_dst = {grad, RowsBySource(graph, Target::kDestination)};
+    const Operand out_grad = {grad, RowsBySource(graph, grad_target)};
     const Operand at_edge = {p.e, RowsBySource(graph, Target::kEdge)};
     const bool scaled = p.message == Message::kUMulE || p.message == Message::kUDivE;
     if (dot) {
-      ReduceInto(ctx, graph.by_source(), Op::kMul, Reduce::kSum, at_edge, dot_grad_by_source, width, g.u_grad,
-                 {});
+      ReduceInto(ctx, graph.by_source(), Op::kMul, Reduce::kSum, at_edge, out_grad, width, g.u_grad, {});
     } else {
-      ReduceInto(ctx, graph.by_source(), scaled ? ElementOp(p.message) : Op::kCopyU, Reduce::kSum, at_dst,
+      ReduceInto(ctx, graph.by_source(), scaled ? ElementOp(p.message) : Op::kCopyU, Reduce::kSum, out_grad,
                  at_edge, scaled ? group : 1, g.u_grad, {}, mask);
     }
   }
   if (g.e_grad.empty() || p.message == Message::kCopyU) return OkStatus();
-  const Operand at_dst = {grad, RowsByDestination(graph, Target::kDestination)};
+  const Operand out_grad = {grad, RowsByDestination(graph, grad_target)};
   const Operand at_src = {p.u, RowsByDestination(graph, Target::kSource)};
   if (dot) {
-    MapInto(ctx, graph, {.op = Op::kMul, .lhs = at_src, .rhs = dot_grad, .rhs_group = width}, g.e_grad);
+    MapInto(ctx, graph, {.op = Op::kMul, .lhs = at_src, .rhs = out_grad, .rhs_group = width}, g.e_grad);
     return OkStatus();
   }
   const bool product = p.message == Message::kUMulE || p.message == Message::kUDivE;
@@ -268,8 +264,8 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
                             : g.e_grad;
   MapInto(ctx, graph,
           {.op = product ? Op::kMul : Op::kCopyU,
-           .lhs = at_dst,
-           .rhs = product ? at_src : at_dst,
+           .lhs = out_grad,
+           .rhs = product ? at_src : out_grad,
            .sum_group = group == 1 ? 0 : group,
            .alpha = p.message == Message::kUSubE || p.message == Message::kUDivE ? -1.0F : 1.0F,
            .mask = mask},

@@ -26,9 +26,9 @@ Status CheckArg(std::span<const int32_t> arg, int64_t rows, int64_t cols);
 /// Sets all elements of `out` to 0.
 void FillZeros(const Output& out);
 
-/// Reduces all segments. The caller sets all fields but ptr, first, last, by_columns, prefetch and out_f32;
-/// u_rows is the number of rows of u. Segments with many
-/// edges are reduced in parts of kHubEdges, whose results are combined in order.
+/// Reduces all segments. The caller sets all fields but ptr, first, last, by_columns, prefetch, stream and
+/// out_f32; u_rows is the number of rows of u. Segments with many edges are reduced in parts of kHubEdges,
+/// whose results are combined in order.
 void RunReduce(const Context& ctx, const Segments& segments, ReduceTask task, int64_t u_rows);
 
 /// Maps edges [0, edges). The caller sets all fields but first and last.

@@ -25,7 +25,6 @@ constexpr size_t kPipelineBytes = 64 << 10;  // bytes read ahead of the answer; 
 // Maximum bytes of a body that no endpoint reads: only POST has one. Such requests need no key.
 constexpr int64_t kMaxUnreadBody = 64 << 10;
 constexpr size_t kLargeBody = 64 << 10;    // bytes of a body whose handler may take long
-constexpr int kClientLeftStatus = 499;     // nginx's status for a client that left
 constexpr size_t kLingerBytes = 64 << 20;  // bytes read after an error, so that the client receives it
 constexpr std::chrono::seconds kLingerTime{2};
 // A connection is closed for another one only after this time without a request, because its client may be
@@ -294,7 +293,7 @@ void Connection::Dispatch() {
                  exchange = std::move(exchange), executor, large]() mutable {
     const LargeEnd end(large ? &shared->large : nullptr);
     if (large && exchange->client_left()) {
-      shared->Hooks()->refuse(request, kClientLeftStatus, "the client left before its request was read");
+      shared->Hooks()->refuse(request, kClientLeft, "the client left before its request was read");
       return;
     }
     shared->Hooks()->handle(std::move(request), std::move(exchange), std::move(executor));

@@ -15,6 +15,9 @@ namespace moesaic::server {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
+/// Status in the log and metrics of a request whose client left before the answer; nginx's number.
+inline constexpr int kClientLeft = 499;
+
 struct HttpRequest {
   std::string method;  ///< "POST"
   /// Visible ASCII without the query. Percent-encoding is well-formed, and unreserved characters have none.

@@ -14,7 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kClientLeft = 499;  // nginx's status for a client that left
 // Header names of a preflight that names none.
 constexpr std::string_view kAllowedHeaders =
     "authorization, content-type, x-api-key, anthropic-version, traceparent";

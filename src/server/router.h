@@ -34,7 +34,7 @@ struct AccessRecord {
   std::string peer, method, path, request_id, trace_id;
   std::string key;      // name of the API key, or empty
   std::string refused;  // reason of a refusal before an endpoint ran, or empty
-  int status = 0;       // status of the answer; 499 if the client left before it
+  int status = 0;       // status of the answer; kClientLeft if the client left before it
   double seconds = 0;
   size_t request_bytes = 0;
 };

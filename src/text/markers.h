@@ -8,12 +8,23 @@
 
 namespace moesaic::text {
 
+inline constexpr std::string_view kSpace = " \t\r\n";
+
 /// `text` without spaces, tabs and line ends at both ends.
 inline std::string Trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
   const size_t first = text.find_first_not_of(kSpace);
   if (first == std::string_view::npos) return "";
   return std::string(text.substr(first, text.find_last_not_of(kSpace) - first + 1));
+}
+
+/// Moves the text of `held` before `end` to `content`, without white space at its end, which may only
+/// separate calls. Returns the number of moved bytes.
+inline size_t MoveText(std::string* held, size_t end, std::string* content) {
+  const size_t last = end == 0 ? std::string::npos : held->find_last_not_of(kSpace, end - 1);
+  const size_t moved = last == std::string::npos ? 0 : last + 1;
+  content->append(*held, 0, moved);
+  held->erase(0, moved);
+  return moved;
 }
 
 /// Returns the length of the longest end of `text` that is a beginning of `mark`, but not all of it; 0 for an

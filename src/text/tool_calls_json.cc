@@ -10,7 +10,6 @@
 namespace moesaic::text {
 namespace {
 
-constexpr std::string_view kSpace = " \t\r\n";
 constexpr std::string_view kPythonTag = "<|python_tag|>";
 
 void DropSpace(std::string* text) { text->erase(0, std::min(text->find_first_not_of(kSpace), text->size())); }
@@ -83,10 +82,10 @@ void JsonCallParser::Finish(ToolDelta* delta) {
       if (named_) Emit(delta, "", "", std::move(space_));
       break;
     case State::kSection:
-      EmitStray(held_.size(), delta);
+      MoveText(&held_, held_.size(), &delta->content);
       break;
     case State::kClose:
-      if (!fenced_ && !skips_) EmitStray(held_.size(), delta);
+      if (!fenced_ && !skips_) MoveText(&held_, held_.size(), &delta->content);
       break;
   }
   held_.clear();
@@ -126,36 +125,20 @@ bool JsonCallParser::StepStart() {
 bool JsonCallParser::StepText(ToolDelta* delta) {
   const FoundMark found = FindMark(held_, {format_.section_open, format_.call_open});
   if (found.mark.empty()) {
-    size_t settled = held_.size() - BegunAtEnd(held_, {format_.section_open, format_.call_open});
-    const size_t written = settled == 0 ? std::string::npos : held_.find_last_not_of(kSpace, settled - 1);
-    settled = written == std::string::npos ? 0 : written + 1;
-    delta->content.append(held_, 0, settled);
-    held_.erase(0, settled);
+    MoveText(&held_, held_.size() - BegunAtEnd(held_, {format_.section_open, format_.call_open}),
+             &delta->content);
     return false;
   }
-  const size_t written = found.at == 0 ? std::string::npos : held_.find_last_not_of(kSpace, found.at - 1);
-  if (written != std::string::npos) delta->content.append(held_, 0, written + 1);
-  held_.erase(0, found.at);
-  if (found.mark == format_.section_open) {
-    held_.erase(0, found.mark.size());
-    state_ = State::kSection;
-    return true;
-  }
+  const size_t moved = MoveText(&held_, found.at, &delta->content);
+  held_.erase(0, found.at - moved + (found.mark == format_.section_open ? found.mark.size() : 0));
   state_ = State::kSection;
   return true;
 }
 
-// Emits text up to `end` that is not part of a call; trailing white space may only separate calls.
-void JsonCallParser::EmitStray(size_t end, ToolDelta* delta) {
-  const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kSpace, end - 1);
-  if (written == std::string::npos) return;
-  delta->content.append(held_, 0, written + 1);
-  held_.erase(0, written + 1);
-}
-
 bool JsonCallParser::StepSection(ToolDelta* delta) {
   const std::initializer_list<std::string_view> marks = {format_.call_open, format_.section_close};
-  EmitStray(std::min(FindMark(held_, marks).at, held_.size() - BegunAtEnd(held_, marks)), delta);
+  MoveText(&held_, std::min(FindMark(held_, marks).at, held_.size() - BegunAtEnd(held_, marks)),
+           &delta->content);
   const FoundMark found = FindMark(held_, marks);
   if (found.mark.empty()) return false;
   held_.erase(0, found.at + found.mark.size());
@@ -313,7 +296,7 @@ bool JsonCallParser::StepSectionClose(ToolDelta* delta) {
   if (skips_) {
     held_.erase(0, end);
   } else {
-    EmitStray(end, delta);
+    MoveText(&held_, end, &delta->content);
   }
   const FoundMark found = FindMark(held_, marks);
   if (found.mark.empty()) return false;

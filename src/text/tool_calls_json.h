@@ -35,7 +35,6 @@ class JsonCallParser : public ToolCallParser {
   bool StepClose(ToolDelta* delta);
   bool StepSectionClose(ToolDelta* delta);
   bool ClosesHere(size_t at, bool* waits) const;
-  void EmitStray(size_t end, ToolDelta* delta);
   void Emit(ToolDelta* delta, std::string name, std::string id, std::string arguments);
 
   const JsonCallFormat format_;

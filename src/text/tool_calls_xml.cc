@@ -10,8 +10,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kXmlSpace = " \t\r\n";
-
 std::string Quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -77,14 +75,10 @@ bool XmlCallParser::Step(ToolDelta* delta) {
 
 void XmlCallParser::Finish(ToolDelta* delta) {
   if (state_ == State::kText) {
-    if (!called_ || held_.find_first_not_of(kXmlSpace) != std::string::npos) delta->content += held_;
+    if (!called_ || held_.find_first_not_of(kSpace) != std::string::npos) delta->content += held_;
   } else if (state_ == State::kName) {
     delta->content += raw_ + held_;
-  } else if (state_ == State::kSection) {
-    EmitStray(held_.size() - BegunAtEnd(held_, {format_.call_open, format_.section_close,
-                                                format_.section_open, format_.call_close}),
-              delta);
-  } else if (parameters_ == 0) {
+  } else if (state_ != State::kSection && parameters_ == 0) {
     Arguments(delta, "{}");  // truncated before the first one was complete
   }
   held_.clear();
@@ -93,30 +87,20 @@ void XmlCallParser::Finish(ToolDelta* delta) {
 bool XmlCallParser::StepText(ToolDelta* delta) {
   const std::string_view open = format_.section_open.empty() ? format_.call_open : format_.section_open;
   const size_t at = held_.find(open);
-  const size_t end = at == std::string::npos ? held_.size() - BegunAtEnd(held_, open) : at;
-  const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kXmlSpace, end - 1);
-  const size_t settled = written == std::string::npos ? 0 : written + 1;
-  delta->content.append(held_, 0, settled);
-  held_.erase(0, at == std::string::npos ? settled : at);
-  if (at == std::string::npos) return false;
-  if (!format_.section_open.empty()) held_.erase(0, open.size());
+  const bool found = at != std::string::npos;
+  const size_t moved = MoveText(&held_, found ? at : held_.size() - BegunAtEnd(held_, open), &delta->content);
+  if (!found) return false;
+  held_.erase(0, at - moved + format_.section_open.size());
   raw_ = format_.section_open;
   state_ = State::kSection;
   return true;
 }
 
-// Emits text up to `end` that is not part of a call; trailing white space may only separate calls.
-void XmlCallParser::EmitStray(size_t end, ToolDelta* delta) {
-  const size_t written = end == 0 ? std::string::npos : held_.find_last_not_of(kXmlSpace, end - 1);
-  if (written == std::string::npos) return;
-  delta->content.append(held_, 0, written + 1);
-  held_.erase(0, written + 1);
-}
-
 bool XmlCallParser::StepSection(ToolDelta* delta) {
   const std::initializer_list<std::string_view> marks = {format_.call_open, format_.section_close,
                                                          format_.section_open, format_.call_close};
-  EmitStray(std::min(FindMark(held_, marks).at, held_.size() - BegunAtEnd(held_, marks)), delta);
+  MoveText(&held_, std::min(FindMark(held_, marks).at, held_.size() - BegunAtEnd(held_, marks)),
+           &delta->content);
   const FoundMark found = FindMark(held_, marks);
   if (found.mark.empty()) return false;
   held_.erase(0, found.at + found.mark.size());

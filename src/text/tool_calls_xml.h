@@ -36,7 +36,6 @@ class XmlCallParser : public ToolCallParser {
   std::string ValueJson(const std::string& text) const;
   void Arguments(ToolDelta* delta, std::string text);
   void EndCall(ToolDelta* delta);
-  void EmitStray(size_t end, ToolDelta* delta);
 
   const XmlCallFormat format_;
   std::map<std::string, std::map<std::string, std::string>> types_;  // types of parameters, by tool

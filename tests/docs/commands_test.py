@@ -13,7 +13,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -26,7 +25,8 @@ import console_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-from moesaic_cli import BINARY, patient, write_calibration  # noqa: E402
+from moesaic_cli import BINARY, free_port, patient, write_calibration  # noqa: E402
+from find_program import find_program  # noqa: E402
 
 TINY, RECALL = ROOT / "models" / "moesaic-tiny", ROOT / "models" / "moesaic-recall"
 DENSE = ROOT / "models" / "moesaic-smol" / "build" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -177,7 +177,7 @@ class Sandbox:
 
     def proxy(self, text):
         """Starts a proxy on a free port; returns the line with its address."""
-        documented, port = re.search(r"--port (\d+)", text)[1], str(free_port())
+        documented, port = re.search(r"--port (\d+)", text)[1], free_port()
         log = self.folder / "proxy.log"
         with log.open("w") as errors:
             command = "exec " + self.edited(text).replace(f"--port {documented}", f"--port {port}")
@@ -221,16 +221,6 @@ class Sandbox:
             raise AssertionError(f"the server is not ready\n{log.read_text()}")
 
 
-def find_nginx():
-    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 # The published config.json, without the fields that only its own Python code reads.
 DEEPSEEK_V3 = json.loads((ROOT / "tests/support/deepseek_v3_config.json").read_text())
 
@@ -268,7 +258,7 @@ class Commands(unittest.TestCase):
     def check(self, sandbox, command):
         if re.search(r"\S+\.gguf", command.text) and "dense.gguf" not in command.text and not DENSE.exists():
             self.skipTest("moesaic-smol is not made: ./run test makes it")
-        if command.text.startswith("moesaic proxy --") and not (find_nginx() and PROXY_MODULE.exists()):
+        if command.text.startswith("moesaic proxy --") and not (find_program("nginx") and PROXY_MODULE.exists()):
             self.skipTest("nginx or its module is missing: install nginx and nginx-dev")
         if command.text.startswith("moesaic serve "):
             lines, code = sandbox.serve(command.text), 0

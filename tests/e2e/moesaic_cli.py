@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -54,6 +55,12 @@ def mpirun(*arguments):
     command = ["mpirun", "-n", "2", *MPI_FLAGS, str(BINARY), *map(str, arguments)]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit(),
                           env=os.environ | MPI)
+
+
+def free_port():
+    """Returns a free port of 127.0.0.1 as text."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
 
 
 def wait_until_caught(process):

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import unittest
 
-from moesaic_cli import BINARY, ROOT, limit, main, run
+from moesaic_cli import BINARY, ROOT, free_port, limit, main, run
 
 sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "bench")]
 import make_shapes  # noqa: E402
@@ -207,7 +207,7 @@ class RankMemory(unittest.TestCase):
         weights = self.model.stat().st_size
         size = weights * 17 // 20
         environment = os.environ | {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": "2",
-                                    "MOESAIC_RENDEZVOUS": "127.0.0.1:" + ranks_test.Deployment.free_port()}
+                                    "MOESAIC_RENDEZVOUS": "127.0.0.1:" + free_port()}
 
         def start(stack, rank, *flags):
             command = [str(BINARY), "generate", str(self.model), "--prompt", "a", "-n", "8", "--ignore-eos", "--temperature", "0",

@@ -13,8 +13,7 @@ import sys
 import tempfile
 import unittest
 
-from moesaic_cli import BINARY, ROOT, limit, main, run
-import ranks_test
+from moesaic_cli import BINARY, ROOT, free_port, limit, main, run
 from ranks_test import children, ended, shared_files
 
 sys.path.insert(0, str(ROOT / "tests" / "server"))
@@ -284,7 +283,7 @@ class Serving(unittest.TestCase):
 
     def test_an_idle_server_notices_a_dead_rank_of_another_launcher(self):
         environment = {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": "2",
-                       "MOESAIC_RENDEZVOUS": "127.0.0.1:" + ranks_test.Deployment.free_port()}
+                       "MOESAIC_RENDEZVOUS": "127.0.0.1:" + free_port()}
         other = subprocess.Popen([str(BINARY), "serve", str(MODEL), "-pp", "2"], stdin=subprocess.DEVNULL,
                                  env=os.environ | environment | {"MOESAIC_RANK": "1"})
         self.addCleanup(other.kill)

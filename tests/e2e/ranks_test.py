@@ -15,8 +15,8 @@ import unittest
 import unittest.mock
 import urllib.request
 
-from moesaic_cli import (BINARY, GOLDEN, MPI, MPI_FLAGS, ROOT, limit, main, mpirun, needs_mpirun, read_npy, run,
-                         wait_until_caught)
+from moesaic_cli import (BINARY, GOLDEN, MPI, MPI_FLAGS, ROOT, free_port, limit, main, mpirun, needs_mpirun, read_npy,
+                         run, wait_until_caught)
 
 sys.path.insert(0, str(ROOT / "tests" / "server"))
 from serving import MODEL, until  # noqa: E402
@@ -238,7 +238,7 @@ class Refusals(RanksCase):
     def start_each(self, *ranks, code=1):
         """Runs each rank with its own (environment, arguments). All must exit with `code`. Returns their errors."""
         environment = os.environ | {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": str(len(ranks)),
-                                    "MOESAIC_RENDEZVOUS": "127.0.0.1:" + Deployment.free_port()}
+                                    "MOESAIC_RENDEZVOUS": "127.0.0.1:" + free_port()}
         started = []
         for rank, (own, words) in enumerate(ranks):
             started.append(subprocess.Popen([str(BINARY), *map(str, words)], stdin=subprocess.DEVNULL,
@@ -450,11 +450,6 @@ class Deployment(RanksCase):
         except OSError:
             return 0
 
-    @staticmethod
-    def free_port():
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            return str(listener.getsockname()[1])
-
     def test_slurm_script_starts_one_rank_per_task(self):
         for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
             program = self.folder / name
@@ -463,11 +458,11 @@ class Deployment(RanksCase):
         self.answer([ROOT / "deploy" / "slurm" / "moesaic.sbatch", MODEL, "-pp", "2"],
                     {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost",
                      "SLURM_CPUS_PER_TASK": "3", "MOESAIC": str(BINARY),
-                     "MOESAIC_PORT": self.free_port(), "MOESAIC_RENDEZVOUS_PORT": self.free_port()})
+                     "MOESAIC_PORT": free_port(), "MOESAIC_RENDEZVOUS_PORT": free_port()})
 
     @needs_mpirun
     def test_mpirun_reads_the_host_file(self):
-        port = self.free_port()
+        port = free_port()
         self.answer(["mpirun", "--hostfile", ROOT / "deploy" / "mpi" / "hosts", *MPI_FLAGS, "-n", "2", BINARY, "serve", MODEL,
                      "-tp", "2", "--port", port], MPI | {"MOESAIC_PORT": port})
 

@@ -24,6 +24,7 @@ MODULE = pathlib.Path(os.environ.get("MOESAIC_NGINX_MODULE", BINARY.parent / "ng
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "moesaic-tiny"
 sys.path.insert(0, str(ROOT / "tests" / "support"))
+from find_program import find_program  # noqa: E402
 from patience import patient  # noqa: E402
 
 SKIPPED = 77
@@ -35,7 +36,7 @@ STAGES = ["received", "tokenized", "prefix_matched", "prefill_waiting", "prefill
 
 
 def find_nginx():
-    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    return find_program("nginx")
 
 
 def has_ipv6():

@@ -15,13 +15,10 @@ import unittest
 
 import certificates
 from serving import ANSWER_SECONDS, ROOT, WAIT_SECONDS, Server, chat, until
+from find_program import find_program
 from tls_test import SKIPPED, trusting
 
 CHAT = "/v1/chat/completions"
-
-
-def find(program):
-    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
 
 
 def documented():
@@ -49,7 +46,7 @@ def nginx_before(server, folder, certificate, key):
     file = folder / "nginx.conf"
     file.write_text(f"{user} daemon off; pid {folder}/pid; error_log {folder}/error.log;\nevents {{}}\n"
                     f"http {{ access_log off;\n{temporary}\n{block}}}\n")
-    command = [find("nginx"), "-p", str(folder), "-c", str(file), "-e", str(folder / "error.log")]
+    command = [find_program("nginx"), "-p", str(folder), "-c", str(file), "-e", str(folder / "error.log")]
     checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=WAIT_SECONDS)
     assert checked.returncode == 0, checked.stderr
     process = subprocess.Popen(command)
@@ -126,7 +123,7 @@ class Nginx(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    missing = [name for name in ("nginx", "openssl") if not find(name)]
+    missing = [name for name in ("nginx", "openssl") if not find_program(name)]
     if missing:
         print(f"SKIPPED: {' and '.join(missing)} cannot be found: install the packages, as ./run test does")
         sys.exit(SKIPPED)

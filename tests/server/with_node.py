@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs a JavaScript test against a server with the packages of its package-lock.json. Installs them once.
 
-Usage: with_node.py BUILD_FOLDER SCRIPT [--chromium]. The script finds the server in MOESAIC_URL and the browser, if it needs
-one, in CHROMIUM, and the model in MOESAIC_MODEL. It may write files to MOESAIC_OUT. When Node.js, the packages or the browser are missing, it prints the
-reason. It then fails if the environment has CI, and else exits with status 77 (skipped).
+Usage: with_node.py BUILD_FOLDER SCRIPT [--chromium]. The script finds the server in MOESAIC_URL, the model in
+MOESAIC_MODEL and the browser, if it needs one, in CHROMIUM. It may write files to MOESAIC_OUT. When Node.js, the packages or the
+browser are missing, this program prints the reason. It then fails if the environment has CI, and else exits with status 77
+(skipped).
 """
 import fcntl
 import hashlib

@@ -1,6 +1,8 @@
 // f32 rows over the lanes of lanes_<isa>-inl.h, which must be included first.
 #pragma once
 
+#include "science/cpu/masked_exp-inl.h"
+
 namespace moesaic::graph::cpu {
 namespace {
 
@@ -186,11 +188,9 @@ void SoftmaxOfRow(float* x, int n) {
   // The maximum of -inf and NaN is -inf. Only the sum distinguishes a row of masked elements from one with
   // NaN.
   const V shift = Set(max < -__FLT_MAX__ ? 0 : max);
-  // Exp() of masked elements, which is subtracted so that they become 0.
-  const V least = Exp(Set(-__builtin_inff()));
   V sum = Zero();
   ForLanes(n, [&](int at, auto lanes) {
-    const V e = lanes.Clear(Sub(Exp(Sub(lanes.Load(x + at), shift)), least));
+    const V e = lanes.Clear(Weight(Sub(lanes.Load(x + at), shift)));
     lanes.Store(x + at, e);
     sum = Add(sum, e);
   });

@@ -1,11 +1,10 @@
 // Segmented softmax and attention over edges over elements-inl.h, which must be included first.
 #pragma once
 
+#include "science/cpu/masked_exp-inl.h"
+
 namespace moesaic::graph::cpu {
 namespace {
-
-/// Returns e^x; 0 for -inf, where Exp() returns its smallest result. NaN stays.
-inline V Weight(V x) { return Sub(Exp(x), Exp(Set(-__builtin_inff()))); }
 
 template <typename E, bool kPart>
 inline void SoftmaxColumns(const SoftmaxTask& t, int32_t s, int64_t col, int n) {

@@ -53,8 +53,7 @@ StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<
       if (input.size() > kMaxMpnnPositions) {
         return ResourceExhausted(
             "the structure has more than {} residues, counting those that its numbering omits; design some "
-            "of "
-            "its chains by themselves",
+            "of its chains by themselves",
             kMaxMpnnPositions);
       }
     }

@@ -38,7 +38,7 @@ inline constexpr int kMaxFilledGap = 512;
 inline constexpr int64_t kMaxMpnnPositions = 1 << 17;
 
 /// Converts a structure. `chains` names the chains to design; empty: all. Fails if a chain does not exist,
-/// and from kMaxMpnnPositions positions on.
+/// and with more than kMaxMpnnPositions positions.
 StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<std::string>& chains = {});
 
 /// Result of the encoder.

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Clients that leave in each stage, or read slowly. Every counter and slot of the proxy must return to zero."""
 import collections
-import contextlib
-import http.client
 import json
 import os
 import random
@@ -10,7 +8,7 @@ import signal
 import socket
 import time
 
-from proxying import HOST, MODEL, STAGES, WAIT_SECONDS, ProxyTest, main, parallel_pair, raw, request, together, tokens, until
+from proxying import HOST, MODEL, STAGES, WAIT_SECONDS, ProxyTest, attempt, main, pair, raw, request, together, tokens, until
 
 
 class Stages(ProxyTest):
@@ -28,14 +26,21 @@ class Stages(ProxyTest):
                 found[entered[-1]] += 1
         return found
 
-    def leave(self, proxy, stage, bodies):
+    def now(self, state, stage):
+        return next(s["now"] for s in state["stages"] if s["name"] == stage)
+
+    def close_in(self, proxy, stage, bodies):
         """Sends requests, waits until all are in the stage, and closes their connections."""
         clients = [raw(proxy.port, body) for body in bodies]
-        now = lambda: {s["name"]: s["now"] for s in proxy.state()["stages"]}
-        until(lambda: now()[stage] == len(clients), what=proxy.state)
+        until(lambda: self.now(proxy.state(), stage) == len(clients), what=proxy.state)
         for client in clients:
             client.close()
-        self.assertEqual(self.aborted(proxy)[stage], len(clients), self.aborted(proxy))
+        until(lambda: self.now(proxy.state(), stage) == 0, what=proxy.state)  # before an engine becomes free
+
+    def leave(self, proxy, stage, bodies):
+        """Closes the connections of requests in the stage, and checks that all count as aborted there."""
+        self.close_in(proxy, stage, bodies)
+        self.assertEqual(self.aborted(proxy)[stage], len(bodies), self.aborted(proxy))
 
     def bodies(self, size=300, count=COUNT, **body):
         return [{"model": "m", "prompt": tokens(i, size), "max_tokens": 5, "stream": i % 2 == 0, **body} for i in range(count)]
@@ -87,17 +92,9 @@ class Stages(ProxyTest):
         prefill, decode, proxy = self.pair("max_requests=1")
         with proxy.streaming(prompt=tokens(99, 300), max_tokens=20000) as first:
             first.readline()
-            self.leave_open(proxy, "decode_waiting")
+            self.close_in(proxy, "decode_waiting", self.bodies())
         self.assertEqual(self.aborted(proxy)["decode_waiting"], self.COUNT)
         until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
-
-    def leave_open(self, proxy, stage):
-        clients = [raw(proxy.port, body) for body in self.bodies()]
-        now = lambda: {s["name"]: s["now"] for s in proxy.state()["stages"]}[stage]
-        until(lambda: now() == len(clients), what=proxy.state)
-        for client in clients:
-            client.close()
-        until(lambda: now() == 0, what=proxy.state)  # before an engine becomes free
 
     def test_decode_running(self):
         _, decode, proxy = self.pair()
@@ -115,11 +112,8 @@ class Stages(ProxyTest):
 
     def state_of_the_other(self, proxy):
         """The state while a worker is stopped. The kernel may wake the stopped one for a connection: another one is tried."""
-        def ask():
-            with contextlib.suppress(OSError, http.client.HTTPException, json.JSONDecodeError):
-                return json.loads(request(HOST, proxy.port, "GET", "/moesaic?state", timeout=WAIT_SECONDS / 200)[2])
-            return None
-        return until(ask)
+        return until(lambda: attempt(
+            lambda: json.loads(request(HOST, proxy.port, "GET", "/moesaic?state", timeout=WAIT_SECONDS / 200)[2])))
 
     def owned(self, proxy, other, body):
         """Sends a request that a worker accepts while the other one is stopped."""
@@ -135,14 +129,13 @@ class Stages(ProxyTest):
     def leave_scheduled(self, proxy, waiting, scheduled, body):
         """A worker is stopped when the master places its request, whose client has left. The worker sees first that it left.
         A round in which the master changed, because it was stopped for too long, does not count."""
-        now = lambda state, stage: {s["name"]: s["now"] for s in state["stages"]}[stage]
         for _ in range(20):
             master = proxy.state()["master"]
             other = next(pid for pid in proxy.workers() if pid != master)
             first = self.owned(proxy, other, {**body, "max_tokens": 20000, "stream": True})
             first.recv(1)  # it is served
             second = self.owned(proxy, master, body)
-            until(lambda: now(proxy.state(), waiting) == 1, what=proxy.state)
+            until(lambda: self.now(proxy.state(), waiting) == 1, what=proxy.state)
             same = proxy.state()["master"] == master
             if same:
                 os.kill(other, signal.SIGSTOP)
@@ -150,7 +143,7 @@ class Stages(ProxyTest):
             first.close()
             if same:
                 try:
-                    until(lambda: now(state := self.state_of_the_other(proxy), scheduled) == 1 or state["master"] != master)
+                    until(lambda: self.now(state := self.state_of_the_other(proxy), scheduled) == 1 or state["master"] != master)
                 finally:
                     os.kill(other, signal.SIGCONT)
             if self.aborted(proxy)[scheduled] > 0:
@@ -195,11 +188,7 @@ class Clients(ProxyTest):
     def test_aborts_leave_no_blocks_at_prefill_engines(self):
         for transfer in ("nixl", "sglang"):
             with self.subTest(transfer):
-                prefill = self.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", "50")
-                decode = self.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
-                proxy = self.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"
-                                   f"engine {prefill.url} role=prefill bootstrap_port={prefill.port} max_requests=4;"
-                                   f"engine {decode.url} role=decode max_requests=4;")
+                prefill, decode, proxy = pair(self, transfer, prefill_us=50)
                 for delays in ((0, 0.01), (0, 0.3)):
                     self.storm(proxy, delays, count=40)
                 until(lambda: prefill.state()["live"] == 0 and decode.state()["live"] == 0, what=decode.state)
@@ -210,7 +199,7 @@ class Clients(ProxyTest):
     def test_aborts_leave_no_blocks_at_engines_that_work_at_once(self):
         for transfer in ("mooncake", "ascend"):
             with self.subTest(transfer):
-                prefill, decode, proxy = parallel_pair(self, transfer, "", prefill_us=50)
+                prefill, decode, proxy = pair(self, transfer, prefill_us=50)
                 free = [engine.state()["free_blocks"] for engine in (prefill, decode)]
                 for delays in ((0, 0.01), (0, 0.3)):
                     self.storm(proxy, delays, count=40)

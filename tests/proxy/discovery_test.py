@@ -14,7 +14,7 @@ import tempfile
 import threading
 import unittest
 
-from proxying import HOST, WAIT_SECONDS, Proxy, ProxyTest, main, request, together, tokens, until
+from proxying import HOST, WAIT_SECONDS, Proxy, ProxyTest, attempt, main, request, together, tokens, until
 
 
 def loopback(number):
@@ -314,12 +314,6 @@ class Keys(Discovered):
         self.assertEqual(together(6, lambda i: proxy.complete(prompt=tokens(i, 300), max_tokens=3)[0]), [200] * 6)
         self.assertEqual(prefill.state()["served"], 6)
         proxy.idle()
-
-
-def attempt(call):
-    with contextlib.suppress(OSError, http.client.HTTPException, json.JSONDecodeError):
-        return call()
-    return None
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 
-from proxying import HOST, ProxyTest, attempt, main, parallel_pair, patient, raw, together, tokens, until
+from proxying import HOST, ProxyTest, main, pair, patient, raw, together, tokens, until
 
 
 @contextlib.contextmanager
@@ -213,7 +213,7 @@ class Engines(ProxyTest):
         name = self.endpoint("blocks")
         engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay", "--block-size", "32")
         proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;")
-        differs = lambda: (attempt(proxy, prompt=tokens(1, 128)), proxy.metric("moesaic_proxy_engine_block_size_differs"))[1]
+        differs = lambda: (proxy.complete(prompt=tokens(1, 128), max_tokens=1), proxy.metric("moesaic_proxy_engine_block_size_differs"))[1]
         until(differs, what=proxy.metrics)
         self.assertIn("its blocks have 32 tokens, and block_size of the pool is 16", proxy.log())
 
@@ -225,7 +225,7 @@ class Engines(ProxyTest):
     def test_cancels_decode_when_parallel_prefill_fails(self):
         for transfer in ("sglang", "mooncake", "ascend"):
             with self.subTest(transfer):
-                prefill, decode, proxy = parallel_pair(self, transfer, "retries 0; health off;", prefill_us=5000)
+                prefill, decode, proxy = pair(self, transfer, "retries 0; health off;", prefill_us=5000)
                 prefill.faults(fail_request=1.0)
                 for stream in (False, True):
                     status, _, text = proxy.request("POST", "/v1/completions",
@@ -241,7 +241,7 @@ class Engines(ProxyTest):
         for transfer in ("sglang", "mooncake", "ascend"):
             with self.subTest(transfer):
                 slow = self.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", "20000")
-                other, decode, proxy = parallel_pair(
+                other, decode, proxy = pair(
                     self, transfer, f"retries 2 10ms; health off; engine {slow.url} role=prefill bootstrap_port={slow.port};")
                 with killed_when_busy(slow):
                     statuses = together(6, lambda i: proxy.complete(prompt=tokens(i, 300), max_tokens=3)[0])
@@ -292,7 +292,7 @@ class Engines(ProxyTest):
         name = self.endpoint("seed")
         engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay", "--seed", "1")
         proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay; health /health 50ms 1m;")
-        ask = lambda seed: attempt(proxy, prompt=tokens(seed, 160))
+        ask = lambda seed: proxy.complete(prompt=tokens(seed, 160), max_tokens=1)[0]
         until(lambda: ask(0) == 200 and proxy.state()["index"]["memberships"] >= 10, what=proxy.state)
         for seed in range(1, 8):
             ask(seed)

@@ -351,6 +351,13 @@ def together(count, call):
     return results
 
 
+def attempt(call):
+    """Returns call(), or None if its connection or its answer was cut: the worker was killed or stopped."""
+    with contextlib.suppress(OSError, http.client.HTTPException, json.JSONDecodeError):
+        return call()
+    return None
+
+
 def raw(port, body, headers=""):
     """Sends a completion and returns the connected socket."""
     text = json.dumps(body).encode()
@@ -359,8 +366,8 @@ def raw(port, body, headers=""):
     return client
 
 
-def parallel_pair(test, transfer, directives, prefill_us=20):
-    """Returns P, D and a proxy in front of both, which it uses at the same time."""
+def pair(test, transfer, directives="", prefill_us=20):
+    """Returns P, D and a proxy in front of both."""
     prefill = test.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", prefill_us)
     decode = test.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
     proxy = test.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"

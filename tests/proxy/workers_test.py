@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 
-from proxying import ProxyTest, main, patient, tokens, until
+from proxying import ProxyTest, attempt, main, patient, tokens, until
 
 
 class Workers(ProxyTest):
@@ -66,7 +66,10 @@ class Workers(ProxyTest):
             self.assertNotEqual(state["master"], master)
             # The workers see the death by a descriptor of the process.
             self.assertLess(state["master_since_ns"] - killed, patient(0.1) * 1e9)
-            self.assertEqual(until(lambda: attempt(proxy)), 200)
+            status, _, text = until(lambda: attempt(
+                lambda: proxy.request("POST", "/v1/completions", {"model": "mock", "prompt": "a", "max_tokens": 1})))
+            self.assertEqual(status, 200, text)
+            self.assertIn("choices", json.loads(text))
         proxy.idle()
 
     def test_reloads_under_traffic_while_engines_come_and_go(self):
@@ -86,10 +89,8 @@ class Workers(ProxyTest):
         try:
             for numbers in lists:
                 proxy.reload(pool(numbers))
-                until(lambda: [e["url"] for e in proxy.state()["engines"] if e["state"] == "enabled"]
-                      == [engines[n].url for n in numbers] or
-                      {e["url"] for e in proxy.state()["engines"] if e["state"] == "enabled"} == {engines[n].url for n in numbers},
-                      what=proxy.state)
+                until(lambda: {e["url"] for e in proxy.state()["engines"] if e["state"] == "enabled"}
+                      == {engines[n].url for n in numbers}, what=proxy.state)
                 done = len(statuses)
                 until(lambda: len(statuses) > done + 5)
         finally:
@@ -110,21 +111,9 @@ class Workers(ProxyTest):
         proxy.idle()
 
 
-def attempt(proxy, prompt="a"):
-    try:
-        return proxy.complete(prompt=prompt, max_tokens=1)[0]
-    except (OSError, http.client.HTTPException):
-        return None
-
-
 def proxy_state(proxy):
     """The state, from a worker that lives."""
-    def ask():
-        try:
-            return proxy.state()
-        except (OSError, http.client.HTTPException, json.JSONDecodeError):
-            return None
-    return until(ask)
+    return until(lambda: attempt(proxy.state))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/percent.h"
 #include "proxy/gateway/gateway.h"
 #include "proxy/protocol/answer_stream.h"

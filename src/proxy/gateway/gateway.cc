@@ -286,7 +286,8 @@ void Gateway::Reap(Flow& flow) {
 void Gateway::SweepSoon() {
   if (!lease_ || sweep_.armed() || !index_.SweepWanted()) return;
   sweep_.At(now() + kSweepInterval, [this] {
-    if (lease_ && index_.Sweep(kSweptBuckets)) SweepSoon();
+    index_.Sweep(kSweptBuckets);
+    SweepSoon();
   });
 }
 

@@ -166,9 +166,8 @@ class KvFeeds::Feed {
   // A call of the writer may clear the instance, which takes a spare number, and waits for a process that is
   // stopped inside a call.
   bool IsWriterReady() {
-    if (gateway_.index().SpareNumbers() > 0) return writer_.Ready();
-    gateway_.SweepSoon();
-    return false;
+    gateway_.SweepSoon();  // the call before may have cleared the instance
+    return gateway_.index().SpareNumbers() > 0 && writer_.Ready();
   }
 
   void Read(Socket& socket, bool replay) {
@@ -203,7 +202,6 @@ class KvFeeds::Feed {
     const IndexWriter::Result result = writer_.Apply(*sequence, *batch);
     if (result.fenced) return gateway_.ScheduleSoon();
     CheckBlockSize();
-    gateway_.SweepSoon();
     if (!result.replay_from) return;
     gateway_.board().kv_gaps.fetch_add(1, std::memory_order_relaxed);
     AskReplay(*result.replay_from);
@@ -224,9 +222,7 @@ class KvFeeds::Feed {
       result = writer_.ApplyReplay(*sequence, &*batch);
       if (replay_timer_.armed()) AwaitReply();
     }
-    if (result.fenced) return gateway_.ScheduleSoon();
-    gateway_.SweepSoon();
-    if (result.replay_from) AskReplay(*result.replay_from);
+    if (result.fenced) gateway_.ScheduleSoon();
   }
 
   // Keys of prompts are those of blocks of the pool's size.

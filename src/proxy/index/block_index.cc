@@ -69,7 +69,14 @@ void ForEachKey(const KeyTable& table, int number, std::span<const uint64_t> key
 // Engine hashes carry the number of their instance in the low bits, so that Sweep finds them.
 uint64_t HashWord(int number, uint64_t engine_hash) {
   const uint64_t mixed = MixBits(engine_hash ^ MixBits(static_cast<uint64_t>(number) + 1));
-  return (mixed & ~uint64_t{0x7ff}) | uint64_t{1} << 11 | static_cast<uint64_t>(number);
+  return (mixed & ~uint64_t{kMaxNumbers - 1}) | uint64_t{kMaxNumbers} | static_cast<uint64_t>(number);
+}
+int NumberOfHash(uint64_t word) { return static_cast<int>(word % kMaxNumbers); }
+
+void PrefetchHash(const KeyTable& table, uint64_t word) {
+  const uint64_t mixed = MixBits(word);
+  __builtin_prefetch(&table.FirstHashBucket(mixed));
+  __builtin_prefetch(&table.SecondHashBucket(mixed));
 }
 
 HashBucket::Entry* FindHash(const KeyTable& table, uint64_t word) {
@@ -143,7 +150,7 @@ uint64_t SweepHashes(HashBucket& bucket, const NumberBits& bits) {
   uint64_t removed = 0;
   for (HashBucket::Entry& entry : bucket.entries) {
     uint64_t word = entry.hash.load(std::memory_order_acquire);
-    if (word == 0 || !HasNumber(bits, static_cast<int>(word & 0x7ff))) continue;
+    if (word == 0 || !HasNumber(bits, NumberOfHash(word))) continue;
     // Another process may have removed it, and a writer may have taken the entry.
     if (entry.hash.compare_exchange_strong(word, 0, std::memory_order_acq_rel)) ++removed;
   }
@@ -299,9 +306,8 @@ bool BlockIndex::SweepWanted() const { return AnyNumber(zone_.index().numbers.di
 
 int BlockIndex::SpareNumbers() const {
   const InstanceNumbers& numbers = zone_.index().numbers;
-  int spare = static_cast<int>(numbers.count - zone_.options().max_instances);
-  for (const auto& word : numbers.dirty) spare -= std::popcount(word.load(std::memory_order_relaxed));
-  return std::max(spare, 0);
+  const int spare = static_cast<int>(numbers.count - zone_.options().max_instances);
+  return std::max(spare - CountNumbers(numbers.dirty), 0);
 }
 
 size_t BlockIndex::MapEngineHashes(int instance, std::span<const uint64_t> engine_hashes,
@@ -312,7 +318,8 @@ size_t BlockIndex::MapEngineHashes(int instance, std::span<const uint64_t> engin
   uint64_t added = 0;
   size_t i = 0;
   for (; i < engine_hashes.size(); ++i) {
-    if (i + kLineAhead < engine_hashes.size()) PrefetchEngineHash(instance, engine_hashes[i + kLineAhead]);
+    if (i + kLineAhead < engine_hashes.size())
+      PrefetchHash(table, HashWord(number, engine_hashes[i + kLineAhead]));
     const uint64_t word = HashWord(number, engine_hashes[i]);
     if (HashBucket::Entry* const entry = FindHash(table, word)) {
       entry->key.store(keys[i], std::memory_order_release);
@@ -333,9 +340,7 @@ size_t BlockIndex::MapEngineHashes(int instance, std::span<const uint64_t> engin
 
 void BlockIndex::PrefetchEngineHash(int instance, uint64_t engine_hash) const {
   const KeyTable table(zone_);
-  const uint64_t mixed = MixBits(HashWord(table.NumberOf(instance), engine_hash));
-  __builtin_prefetch(&table.FirstHashBucket(mixed));
-  __builtin_prefetch(&table.SecondHashBucket(mixed));
+  PrefetchHash(table, HashWord(table.NumberOf(instance), engine_hash));
 }
 
 std::optional<uint64_t> BlockIndex::FindEngineHash(int instance, uint64_t engine_hash) const {
@@ -419,8 +424,7 @@ IndexStats BlockIndex::Stats() const {
   stats.shared_blocks = read(index.sets_used);
   stats.speculative = read(index.expected_tail) - read(index.expected_head);
   stats.dropped = read(index.dropped);
-  for (const auto& word : index.numbers.dirty)
-    stats.clearing += static_cast<uint64_t>(std::popcount(read(word)));
+  stats.clearing = static_cast<uint64_t>(CountNumbers(index.numbers.dirty));
   stats.bytes = index.expected + index.expected_capacity * sizeof(Expected) - index.key_buckets;
   return stats;
 }

@@ -406,8 +406,7 @@ TEST(BlockIndex, SweepsRemoveAllBlocksWhileWritersOfOtherInstancesChangeTheSets)
   options.shared_blocks = 128;
   options.speculative_blocks = 64;
   TestZone zone(options);
-  std::vector<uint64_t> keys(64);
-  std::iota(keys.begin(), keys.end(), uint64_t{1});
+  const std::vector<uint64_t> keys = KeysFrom(1, 64);
   constexpr int kCleared = 5;
   std::atomic<bool> stop = false;
   std::vector<std::thread> writers;

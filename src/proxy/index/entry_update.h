@@ -10,8 +10,6 @@
 
 namespace moesaic::proxy {
 
-inline constexpr uint32_t kConfirmedTiers =
-    TierBit(Tier::kDevice) | TierBit(Tier::kHost) | TierBit(Tier::kDisk);
 // A bit set with no more instances than this becomes an inline word again: less than an inline word holds, so
 // that an instance that comes and leaves does not convert it each time.
 inline constexpr int kInlineAgain = 2;
@@ -109,13 +107,11 @@ bool Update(const KeyTable& table, KeyBucket::Entry& entry, int number, Changes&
     AssignInSet(table, word.set_number(), number, after);
     changes.Count(before, after);
     if (after != 0) return true;
-    if (const auto small = InlineOf(table, word.set_number(), kInlineAgain)) {
-      entry.set.store(small->word(), std::memory_order_release);
-      table.FreeSet(word.set_number());
-      word = *small;
-    } else {
-      return true;
-    }
+    const auto small = InlineOf(table, word.set_number(), kInlineAgain);
+    if (!small) return true;
+    entry.set.store(small->word(), std::memory_order_release);
+    table.FreeSet(word.set_number());
+    word = *small;
   } else {
     before = word.TiersFor(number);
     after = change(before);

@@ -39,8 +39,8 @@ struct Expected {
 
 /// The numbers by which blocks name instances. Clear gives an instance a fresh number, so that nothing finds
 /// its blocks any more; passes over the tables remove the blocks of old numbers, a slice at a time. Changes
-/// hold the lock of the expectations. `number_of` is authoritative; `owner_of` is its inverse, which readers
-/// use.
+/// hold the lock of the expectations, except that a writer sets the bit of its number in `used`. `number_of`
+/// is authoritative; `owner_of` is its inverse, which readers use.
 struct InstanceNumbers {
   std::array<std::atomic<uint16_t>, kMaxNumbers> number_of;
   std::array<std::atomic<uint16_t>, kMaxNumbers> owner_of;    // instance + 1; 0: none

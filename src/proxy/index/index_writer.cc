@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "proxy/index/instance_set.h"
 #include "proxy/index/writers_lock.h"
 #include "proxy/state/layout.h"
 
@@ -308,7 +309,6 @@ void IndexWriter::Removed(const KvEvent& event) {
     return;
   }
   const Tier tier = TierOf(event.medium);
-  constexpr uint32_t kConfirmed = (1U << kNumTiers) - 1 - (1U << static_cast<uint32_t>(Tier::kSpeculative));
   for (const uint64_t hash : event.block_hashes) index_.PrefetchEngineHash(instance_, hash);
   block_keys_.clear();
   for (const uint64_t hash : event.block_hashes) {
@@ -323,7 +323,8 @@ void IndexWriter::Removed(const KvEvent& event) {
   // The hash of a block that remains in another tier is still needed.
   for (const uint64_t hash : event.block_hashes) {
     const auto key = index_.FindEngineHash(instance_, hash);
-    if (key && (index_.Tiers(instance_, *key) & kConfirmed) == 0) index_.UnmapEngineHash(instance_, hash);
+    if (key && (index_.Tiers(instance_, *key) & kConfirmedTiers) == 0)
+      index_.UnmapEngineHash(instance_, hash);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 
 #include "proxy/index/key_table.h"
@@ -23,6 +24,11 @@ inline bool AnyNumber(const NumberBits& bits) {
     if (word.load(std::memory_order_acquire) != 0) return true;
   }
   return false;
+}
+inline int CountNumbers(const NumberBits& bits) {
+  int count = 0;
+  for (const auto& word : bits) count += std::popcount(word.load(std::memory_order_acquire));
+  return count;
 }
 
 /// Protects the ring of expectations, and the numbers of instances. The ring needs no repair when its owner

@@ -5,8 +5,11 @@
 #include <cstdint>
 
 #include "proxy/index/block_index.h"
+#include "proxy/state/zone.h"
 
 namespace moesaic::proxy {
+
+static_assert(kMaxNumbers == 1 << 11);
 
 /// A word of the table. Bit 63 clear: four fields of 15 bits, each the number of an instance in 11 bits and a
 /// mask of tiers in 4; a field without tiers is empty. Bit 63 set: number of a bit set in the lower 32 bits,
@@ -57,5 +60,7 @@ class SetWord {
 
 constexpr uint32_t TierBit(Tier tier) { return 1U << static_cast<uint32_t>(tier); }
 inline constexpr uint32_t kDeviceTiers = TierBit(Tier::kDevice) | TierBit(Tier::kSpeculative);
+inline constexpr uint32_t kConfirmedTiers =
+    TierBit(Tier::kDevice) | TierBit(Tier::kHost) | TierBit(Tier::kDisk);
 
 }  // namespace moesaic::proxy

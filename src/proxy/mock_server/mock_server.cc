@@ -17,6 +17,7 @@
 #include "proxy/mock/engine.h"
 #include "proxy/mock_server/event_sockets.h"
 #include "proxy/mock_server/mock_prompt.h"
+#include "proxy/mock_server/steady_now.h"
 #include "proxy/mock_server/transfers.h"
 #include "proxy/protocol/answer_stream.h"
 #include "proxy/protocol/json_members.h"
@@ -32,12 +33,6 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxBody = 512 << 20;
 constexpr size_t kKeptRequests = 200;
-
-Nanos SteadyNow() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
 
@@ -217,14 +212,11 @@ class MockServer::Impl::Session : public TransferWaiter, public std::enable_shar
     if (path == "/mock/requests") return Send(200, Json(server_.recent_).dump());
     if (path == "/mock/faults") return SetFaults();
     if (path == "/mock/reset") return Reset();
-    waits_ = true;  // unless the answer comes at once
-    if (server_.transfers_.Serve(path, shared_from_this(), [this](int status) {
-          waits_ = false;
-          Send(status, "{}");
-        })) {
+    if (const std::optional<int> status = server_.transfers_.Serve(path, shared_from_this())) {
+      waits_ = *status == 0;
+      if (!waits_) Send(*status, "{}");
       return server_.TurnSoon();
     }
-    waits_ = false;
     const Endpoint endpoint = EndpointOf(path);
     if (endpoint == Endpoint::kOther || request.method() != http::verb::post) {
       return Send(404, ErrorBody(404, "invalid_request_error", "no such endpoint"));

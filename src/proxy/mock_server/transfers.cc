@@ -6,11 +6,12 @@
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
-#include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
+
+#include "proxy/mock_server/steady_now.h"
 
 namespace moesaic::proxy {
 namespace {
@@ -18,12 +19,6 @@ namespace {
 namespace http = boost::beast::http;
 using tcp = boost::asio::ip::tcp;
 using Json = nlohmann::json;
-
-Nanos Monotonic() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // One HTTP request to another process. Calls back once: whether the answer was 200.
 class PeerCall : public std::enable_shared_from_this<PeerCall> {
@@ -84,7 +79,7 @@ MockTransfers::MockTransfers(boost::asio::io_context& io, const MockServerOption
       options_(options),
       engine_(engine),
       engine_id_(
-          fmt::format("mock-{:x}", Monotonic() ^ static_cast<Nanos>(reinterpret_cast<uintptr_t>(this)))) {}
+          fmt::format("mock-{:x}", SteadyNow() ^ static_cast<Nanos>(reinterpret_cast<uintptr_t>(this)))) {}
 
 size_t MockTransfers::rooms() {
   std::erase_if(rooms_, [](const auto& item) {  // rooms whose requests have ended before P had the prompt
@@ -94,30 +89,28 @@ size_t MockTransfers::rooms() {
   return rooms_.size();
 }
 
-bool MockTransfers::Serve(std::string_view path, const std::shared_ptr<TransferWaiter>& waiter,
-                          const std::function<void(int status)>& answer) {
+std::optional<int> MockTransfers::Serve(std::string_view path,
+                                        const std::shared_ptr<TransferWaiter>& waiter) {
   const auto key_after = [path](std::string_view start) {
     return path.starts_with(start) ? std::optional<std::string>(path.substr(start.size())) : std::nullopt;
   };
-  if (const auto key = key_after("/mock/pinned/")) {
-    answer(pinned_.contains(std::strtoull(key->c_str(), nullptr, 10)) ? 200 : 404);
-  } else if (const auto released = key_after("/mock/release/")) {
-    Release(*released);
-    answer(200);
-  } else if (const auto asked = key_after("/mock/room/")) {
-    Room& room = rooms_[*asked];
-    if (room.ready) {
-      answer(200);
-    } else {
-      room.waiters.push_back(waiter);
-    }
-  } else if (const auto pushed = key_after("/mock/pushed/")) {
-    if (auto room = rooms_.extract(*pushed)) Wake(room.mapped().waiters);
-    answer(200);
-  } else {
-    return false;
+  if (const auto key = key_after("/mock/pinned/"))
+    return pinned_.contains(std::strtoull(key->c_str(), nullptr, 10)) ? 200 : 404;
+  if (const auto key = key_after("/mock/release/")) {
+    Release(*key);
+    return 200;
   }
-  return true;
+  if (const auto key = key_after("/mock/room/")) {
+    Room& room = rooms_[*key];
+    if (room.ready) return 200;
+    room.waiters.push_back(waiter);
+    return 0;
+  }
+  if (const auto key = key_after("/mock/pushed/")) {
+    if (auto room = rooms_.extract(*key)) Wake(room.mapped().waiters);
+    return 200;
+  }
+  return std::nullopt;
 }
 
 std::function<void()> MockTransfers::Await(const MockTransfer& transfer, const std::string& request_id,
@@ -168,8 +161,7 @@ void MockTransfers::Began(const MockTransfer& transfer, uint64_t id) {
 }
 
 void MockTransfers::Computed(const MockTransfer& transfer, uint64_t id) {
-  if (released_.erase(id) > 0) engine_.ReleaseRemote(id, Monotonic());
-  if (ModeOf(options_.transfer) != Mode::kParallel) return;
+  if (released_.erase(id) > 0) engine_.ReleaseRemote(id, SteadyNow());
   const auto found = rooms_.find(transfer.key);
   if (found == rooms_.end()) return;
   found->second.ready = true;
@@ -187,7 +179,7 @@ void MockTransfers::Finish(const MockTransfer& transfer, uint64_t id, Json& answ
                                     {"remote_port", port_},
                                     {"tp_size", 1}};
   } else if (options_.transfer == Transfer::kAscend) {
-    engine_.ReleaseRemote(id, Monotonic());
+    engine_.ReleaseRemote(id, SteadyNow());
     pinned_.erase(id);
     rooms_.erase(transfer.key);
     Post(io_, transfer.peer, "/mock/pushed/" + transfer.key);
@@ -208,7 +200,7 @@ void MockTransfers::Forget() {
 void MockTransfers::Release(const std::string& key) {
   uint64_t id = std::strtoull(key.c_str(), nullptr, 10);
   if (const auto room = rooms_.extract(key)) id = room.mapped().id;
-  if (pinned_.erase(id) > 0 && !engine_.ReleaseRemote(id, Monotonic())) released_.insert(id);
+  if (pinned_.erase(id) > 0 && !engine_.ReleaseRemote(id, SteadyNow())) released_.insert(id);
 }
 
 void MockTransfers::Wake(const std::vector<std::weak_ptr<TransferWaiter>>& waiters) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -43,10 +44,9 @@ class MockTransfers {
   uint64_t stale_fetches() const { return stale_fetches_; }
   size_t rooms();
 
-  /// Answers the request of another engine by a status, now or when `waiter` is called. False: the path is
-  /// none of these.
-  bool Serve(std::string_view path, const std::shared_ptr<TransferWaiter>& waiter,
-             const std::function<void(int status)>& answer);
+  /// Serves the request of another engine. Returns the status of the answer; 0: the answer is sent when
+  /// `waiter` is called; nullopt: the path is none of these.
+  std::optional<int> Serve(std::string_view path, const std::shared_ptr<TransferWaiter>& waiter);
 
   /// D waits until P has the blocks. `request_id`: that of the proxy. Returns a function that ends the wait.
   std::function<void()> Await(const MockTransfer& transfer, const std::string& request_id,

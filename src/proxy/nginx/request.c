@@ -408,8 +408,21 @@ static ngx_int_t moesaic_send_text(ngx_http_request_t* r, ngx_uint_t status, con
   return ngx_http_output_filter(r, &out);
 }
 
+/* Sends a text of the bridge, which is freed with the request. */
+static ngx_int_t moesaic_send_owned(ngx_http_request_t* r, ngx_uint_t status, const char* type, char* text,
+                                    size_t len) {
+  ngx_pool_cleanup_t* cleanup = ngx_pool_cleanup_add(r->pool, 0);
+
+  if (cleanup == NULL) {
+    moesaic_free(text);
+    return NGX_HTTP_INTERNAL_SERVER_ERROR;
+  }
+  cleanup->handler = moesaic_free_text;
+  cleanup->data = text;
+  return moesaic_send_text(r, status, type, (u_char*)text, len);
+}
+
 ngx_int_t moesaic_page_handler(ngx_http_request_t* r, moesaic_loop_t* loop, int kind) {
-  ngx_pool_cleanup_t* cleanup;
   const char* type;
   ngx_int_t rc;
   char* text;
@@ -427,12 +440,8 @@ ngx_int_t moesaic_page_handler(ngx_http_request_t* r, moesaic_loop_t* loop, int 
       ngx_strncmp(r->args.data, "check", 5) == 0) {
     kind = MOESAIC_CHECK;
   }
-  cleanup = ngx_pool_cleanup_add(r->pool, 0);
-  if (cleanup == NULL || !moesaic_render(loop->gateway, kind, &text, &len, &type))
-    return NGX_HTTP_INTERNAL_SERVER_ERROR;
-  cleanup->handler = moesaic_free_text;
-  cleanup->data = text;
-  return moesaic_send_text(r, NGX_HTTP_OK, type, (u_char*)text, len);
+  if (!moesaic_render(loop->gateway, kind, &text, &len, &type)) return NGX_HTTP_INTERNAL_SERVER_ERROR;
+  return moesaic_send_owned(r, NGX_HTTP_OK, type, text, len);
 }
 
 /* Pages of other sites could send such a request from an operator's browser, which names its origin then. */
@@ -452,8 +461,6 @@ static int moesaic_has_origin(ngx_http_request_t* r) {
 }
 
 ngx_int_t moesaic_engines_handler(ngx_http_request_t* r, moesaic_loop_t* loop) {
-  ngx_pool_cleanup_t* cleanup;
-  moesaic_text_t query;
   ngx_int_t rc;
   char* text = NULL;
   size_t len = 0;
@@ -464,14 +471,9 @@ ngx_int_t moesaic_engines_handler(ngx_http_request_t* r, moesaic_loop_t* loop) {
   rc = ngx_http_discard_request_body(r);
   if (rc != NGX_OK) return rc;
   if (loop->gateway == NULL) return NGX_HTTP_SERVICE_UNAVAILABLE;
-  cleanup = ngx_pool_cleanup_add(r->pool, 0);
-  if (cleanup == NULL) return NGX_HTTP_INTERNAL_SERVER_ERROR;
-  query = moesaic_text(&r->args);
-  status = moesaic_engines(loop->gateway, query, &text, &len);
+  status = moesaic_engines(loop->gateway, moesaic_text(&r->args), &text, &len);
   if (status == 0) return NGX_HTTP_INTERNAL_SERVER_ERROR;
-  cleanup->handler = moesaic_free_text;
-  cleanup->data = text;
-  return moesaic_send_text(r, (ngx_uint_t)status, "application/json", (u_char*)text, len);
+  return moesaic_send_owned(r, (ngx_uint_t)status, "application/json", text, len);
 }
 
 static void moesaic_metaserver_read(ngx_http_request_t* r) {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace moesaic::app {
@@ -31,7 +32,20 @@ Flag Flag::Positive() const {
     return "must be a number above 0, found " + value;
   });
 }
-Flag Flag::Bytes() const { return Flag(option_->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))); }
+Flag Flag::Bytes() const {
+  const Flag size(option_->transform(CLI::AsSizeValue(/*kb_is_1000=*/false)));
+  // AsSizeValue() reads -1 as 2^64 - 1. A transform runs before those that were added earlier.
+  return size
+      .Transform([](std::string& value) -> std::string {
+        return value.starts_with('-') ? "must not be negative, found " + value : "";
+      })
+      .Check([](std::string& bytes) -> std::string {
+        constexpr std::string_view kMaxBytes = "9223372036854775807";
+        const bool fits =
+            bytes.size() < kMaxBytes.size() || (bytes.size() == kMaxBytes.size() && bytes <= kMaxBytes);
+        return fits ? "" : "must be below 8 EiB, found " + bytes + " bytes";
+      });
+}
 Flag Flag::Check(ValueCheck check) const {
   return Flag(option_->check(CLI::Validator(std::move(check), "")));
 }

@@ -41,7 +41,7 @@ class Flag {
   Flag ExistingPath() const;
   Flag ExistingFile() const;
   Flag Positive() const;
-  /// Accepts sizes with binary units: "8G" and "8GiB" are 8 * 2^30.
+  /// Accepts sizes from 0 to 2^63 - 1 with binary units: "8G" and "8GiB" are 8 * 2^30.
   Flag Bytes() const;
   Flag Check(ValueCheck check) const;
   /// Adds a function that rewrites the value before later checks.

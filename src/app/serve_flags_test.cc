@@ -1,15 +1,21 @@
 #include "app/serve_flags.h"
 
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <utility>
 
 namespace moesaic::app {
 namespace {
+
+using testing::HasSubstr;
 
 class ServeFlagsTest : public testing::Test {
  protected:
@@ -59,6 +65,25 @@ TEST_F(ServeFlagsTest, PrintedConfigRoundTrips) {
     EXPECT_EQ(flags_.disk_folder, flags.disk_folder);
     EXPECT_EQ(flags_.disk_bytes, flags.disk_bytes);
     EXPECT_EQ(flags_.kv_events.endpoint, flags.kv_events.endpoint);
+  }
+}
+
+TEST_F(ServeFlagsTest, SizesFitInSignedNumbers) {
+  ASSERT_TRUE(Parse({"--kv-memory", "8589934591GiB"}).ok());
+  EXPECT_EQ(flags_.kv_bytes, int64_t{8589934591} << 30);
+  for (const auto& [size, reason] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"-1", "must not be negative, found -1"},
+           {"-5GiB", "must not be negative, found -5GiB"},
+           {"8589934592GiB", "must be below 8 EiB, found 9223372036854775808 bytes"}}) {
+    for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+             {"--kv-memory", size}, {"--config", Write(fmt::format("kv-memory = \"{}\"\n", size))}}) {
+      try {
+        (void)Parse(words);
+        FAIL() << size << " is accepted";
+      } catch (const std::exception& error) {
+        EXPECT_THAT(error.what(), HasSubstr(reason));
+      }
+    }
   }
 }
 

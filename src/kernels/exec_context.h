@@ -1,6 +1,6 @@
 // The context of every operator. Each operator takes one parameter struct and runs on the whole thread pool.
 // Results do not depend on the number of threads, and a row's result does not depend on the other rows of the
-// batch.
+// batch, if all keys and values are finite.
 #pragma once
 
 #include "runtime/memory.h"

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <random>
 #include <vector>
@@ -235,7 +237,8 @@ TEST_P(GemmTest, SupportsEveryNumberOfRows) {
 
 // A row must give the same bits alone and in any batch, at any position.
 TEST_P(GemmTest, RowDoesNotDependOnItsBatch) {
-  const int n = 70, k = 600;
+  const int n = 150,
+            k = 1100;  // more outputs and inputs than a tile kernel multiplies at once, in all formats
   for (int m : {2, 3, 4, 5, 7, 12, 13, 16, 17, 31, 33, 35, 36, 50, 64, 70, 96, 150}) {
     Make(m, n, k, 0);
     std::vector<float> together(m * n), alone(n);
@@ -277,6 +280,30 @@ TEST_P(GemmTest, ZeroRowsGiveZero) {
   for (int j = 0; j < n; ++j) EXPECT_EQ(c[2 * n + j], 0);
   for (int j = 0; j < n; ++j) EXPECT_EQ(c[4 * n + j], 0);
   Check(c, n, 0, std::vector<float>(c.size(), 0.0F));
+}
+
+// A row that is not finite has no finite products, and does not change other rows.
+TEST_P(GemmTest, RowsThatAreNotFiniteHaveNoFiniteProducts) {
+  const int n = 20, k = 128;
+  for (int m : {3, 40}) {
+    for (const float wrong :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      for (const bool whole : {false, true}) {
+        for (const float static_scale : {0.0F, 0.0157F}) {
+          if (static_scale > 0 && GetParam().format != PackedFormat::kI8) continue;
+          Make(m, n, k, static_scale);
+          std::fill_n(x_.begin() + k + (whole ? 0 : 37), whole ? k : 1, wrong);
+          Prepare(static_scale);
+          std::vector<float> c(m * n);
+          GetParam().impl.fn.tile(Tile(0, m, c.data(), n));
+          for (int row = 0; row < m; ++row) {
+            for (int j = 0; j < n; ++j)
+              ASSERT_EQ(std::isfinite(c[row * n + j]), row != 1) << "row " << row << " output " << j;
+          }
+        }
+      }
+    }
+  }
 }
 
 class GemmPlainTest : public GemmTest {};
@@ -329,12 +356,14 @@ TEST_P(GemmPlainTest, PreparesLikeReference) {
       std::vector<float> x(k);
       for (float& v : x) v = Uniform(1) * magnitude;
       if (k > 5) x[3] = 0, x[5] = -magnitude;
+      if (k > 100) x[70] = std::nanf("");
       for (float scale_of_tensor : {0.0F, StaticScale::WithInverse(magnitude / 90), StaticScale::kMin}) {
         const StaticScale static_scale = StaticScale::Of(scale_of_tensor);
         std::vector<std::byte> expected(size_t(k_padded) / 64 * gemm.unit_bytes, std::byte{9}),
             got = expected;
         const float scale = reference(x.data(), k, k_padded, static_scale, expected.data());
-        ASSERT_EQ(gemm.prepare(x.data(), k, k_padded, static_scale, got.data()), scale)
+        const float own_scale = gemm.prepare(x.data(), k, k_padded, static_scale, got.data());
+        ASSERT_EQ(std::bit_cast<uint32_t>(own_scale), std::bit_cast<uint32_t>(scale))
             << k << " " << magnitude;
         const int bias = static_cast<int>(got.back()) == 128 && k < k_padded ? 128 : 0;
         if (GetParam().format == PackedFormat::kI8 && k == k_padded)

@@ -53,8 +53,7 @@ struct MlaAttention {
   int cache_row() const { return padded_latent() + rope_dim; }
 
   /// Returns whether expansion is cheaper for a sequence's new tokens. It is always false for sequences with
-  /// block sparsity. The choice depends on this sequence alone, so that its results do not depend on the
-  /// batch.
+  /// block sparsity. The choice depends on this sequence's chunk alone, not on other rows of the batch.
   bool Expands(const kernels::SequenceSlice& sequence) const;
 
  private:

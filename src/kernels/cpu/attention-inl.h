@@ -14,7 +14,8 @@
 //   neighbours, then pieces.
 // - The sum of a row's weights is kLanes partial sums, of keys j, j + kLanes, j + 2 kLanes ... A tree adds
 //   partial sums 2 apart, then neighbours, then those 4 and 8 apart (SumEach).
-// - Values are added key by key. A key that is not visible to a row has weight 0 and adds 0.
+// - Values are added key by key. A key that is not visible to a row has weight 0 and adds 0, if its value is
+//   finite.
 //
 // int8: a key's scale multiplies its sum over a piece, a value's scale its weight. The inner loops thus
 // differ from those of other types only in the load.

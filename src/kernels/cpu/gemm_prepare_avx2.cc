@@ -16,21 +16,26 @@ inline __m128i Narrow(__m256i wide) {
   return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
 }
 
+// Compares bits of magnitudes, which are ordered like the magnitudes. Those of infinity and NaN are the
+// largest.
 inline float LargestMagnitude(const float* x, int k) {
-  const __m256 sign = _mm256_set1_ps(-0.0F);
-  __m256 largest = _mm256_setzero_ps();
-  for (int i = 0; i < k; i += 8)
-    largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, LoadUpTo8(x + i, k - i)));
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  m = _mm_max_ss(m, _mm_shuffle_ps(m, m, 1));
-  return _mm_cvtss_f32(m);
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  __m256i largest = _mm256_setzero_si256();
+  for (int i = 0; i < k; i += 8) {
+    const __m256i bits = _mm256_castps_si256(LoadUpTo8(x + i, k - i));
+    largest = _mm256_max_epi32(largest, _mm256_and_si256(bits, magnitude));
+  }
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
 inline float PrepareI8(const float* x, int k, int k_padded, tensor::StaticScale static_scale, int bias,
                        std::byte* out) {
   const bool is_static = static_scale.is_set();
-  const float scale = is_static ? static_scale.scale : LargestMagnitude(x, k) / 127;
+  const float largest = LargestMagnitude(x, k);
+  const float scale = is_static && largest < __builtin_inff() ? static_scale.scale : largest / 127;
   // x / scale with a scale of 0 would be 0 / 0. Such a row is all zeros, or too small for any scale.
   const int valid = scale > 0 ? k : 0;
   const __m256 divisor = _mm256_set1_ps(scale > 0 ? scale : 1), factor = _mm256_set1_ps(static_scale.inverse);

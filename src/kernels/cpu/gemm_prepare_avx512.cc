@@ -31,14 +31,14 @@ float PrepareBF16Avx512(const float* x, int k, int k_padded, tensor::StaticScale
 
 float PrepareU8Avx512(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out) {
   const bool is_static = static_scale.is_set();
-  float scale = static_scale.scale;
-  if (!is_static) {
-    __m512 largest = _mm512_setzero_ps();
-    for (int i = 0; i < k; i += 16) {
-      largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_maskz_loadu_ps(Mask(k - i), x + i)));
-    }
-    scale = _mm512_reduce_max_ps(largest) / 127;
+  // Bits of magnitudes are ordered like the magnitudes. Those of infinity and NaN are the largest.
+  __m512i bits = _mm512_setzero_si512();
+  for (int i = 0; i < k; i += 16) {
+    const __m512 magnitudes = _mm512_abs_ps(_mm512_maskz_loadu_ps(Mask(k - i), x + i));
+    bits = _mm512_max_epi32(bits, _mm512_castps_si512(magnitudes));
   }
+  const float largest = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(bits))));
+  const float scale = is_static && largest < __builtin_inff() ? static_scale.scale : largest / 127;
   // x / scale with a scale of 0 would be 0 / 0. Such a row is all zeros, or too small for any scale.
   const __m512 divisor = _mm512_set1_ps(scale > 0 ? scale : 1), factor = _mm512_set1_ps(static_scale.inverse);
   const __m512i bias = _mm512_set1_epi32(128);

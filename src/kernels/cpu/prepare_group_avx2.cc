@@ -13,11 +13,12 @@ inline __m256 LoadUpTo8(const float* x, int count) {
   return _mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes));
 }
 
-inline float Largest(__m256 v) {
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  m = _mm_max_ss(m, _mm_shuffle_ps(m, m, 1));
-  return _mm_cvtss_f32(m);
+// Returns the largest magnitude of the given bits of magnitudes.
+inline float Largest(__m256i bits) {
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
 inline int Sum(__m256i v) {
@@ -31,13 +32,14 @@ template <typename Format>
 inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
   auto* scales = reinterpret_cast<float*>(out + k_padded);
   std::byte* corrections = out + k_padded + k_padded / 8;
-  const __m256 sign = _mm256_set1_ps(-0.0F);
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   for (int i = 0; i < k_padded; i += kActivationGroup) {
-    __m256 value[4], largest = _mm256_setzero_ps();
+    __m256 value[4];
+    // Bits of magnitudes are ordered like the magnitudes. Those of infinity and NaN are the largest.
+    __m256i largest = _mm256_setzero_si256();
     for (int j = 0; j < 4; ++j) {
       value[j] = LoadUpTo8(x + i + 8 * j, k - i - 8 * j);
-      // max returns the second operand if the first is NaN, so NaN is ignored.
-      largest = _mm256_max_ps(_mm256_andnot_ps(sign, value[j]), largest);
+      largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(value[j]), magnitude));
     }
     const float scale = Largest(largest) / 127;
     scales[i / kActivationGroup] = scale;

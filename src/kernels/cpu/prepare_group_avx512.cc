@@ -26,10 +26,10 @@ inline float Prepare(const float* x, int k, int k_padded, std::byte* out) {
     const __mmask16 mask0 = Mask(k - i), mask1 = Mask(k - i - 16);
     const __m512 x0 = _mm512_maskz_loadu_ps(mask0, x + i);
     const __m512 x1 = _mm512_maskz_loadu_ps(mask1, x + i + 16);
-    // max returns the second operand if the first is NaN, so NaN is ignored.
-    const __m512 zero = _mm512_setzero_ps();
-    const __m512 m0 = _mm512_max_ps(_mm512_abs_ps(x0), zero), m1 = _mm512_max_ps(_mm512_abs_ps(x1), zero);
-    const float scale = _mm512_reduce_max_ps(_mm512_max_ps(m0, m1)) / 127;
+    // Bits of magnitudes are ordered like the magnitudes. Those of infinity and NaN are the largest.
+    const __m512i m0 = _mm512_castps_si512(_mm512_abs_ps(x0)), m1 = _mm512_castps_si512(_mm512_abs_ps(x1));
+    const int largest = _mm512_reduce_max_epi32(_mm512_max_epi32(m0, m1));
+    const float scale = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(largest))) / 127;
     scales[i / kActivationGroup] = scale;
     const __m512 divisor = _mm512_set1_ps(scale);
     const bool valid = scale > 0;

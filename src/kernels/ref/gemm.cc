@@ -1,6 +1,7 @@
 #include "kernels/ref/gemm.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -62,12 +63,11 @@ float PrepareBF16(const float* x, int k, int k_padded, tensor::StaticScale /*sta
 }
 
 float PrepareS8(const float* x, int k, int k_padded, tensor::StaticScale static_scale, std::byte* out) {
-  float scale = static_scale.scale;
-  if (!static_scale.is_set()) {
-    float largest = 0;
-    for (int i = 0; i < k; ++i) largest = std::max(largest, std::fabs(x[i]));
-    scale = largest / 127;
-  }
+  // Bits of magnitudes are ordered like the magnitudes. Those of infinity and NaN are the largest.
+  uint32_t bits = 0;
+  for (int i = 0; i < k; ++i) bits = std::max(bits, std::bit_cast<uint32_t>(std::fabs(x[i])));
+  const auto largest = std::bit_cast<float>(bits);
+  const float scale = static_scale.is_set() && std::isfinite(largest) ? static_scale.scale : largest / 127;
   for (int i = 0; i < k_padded; ++i) {
     float q = 0;
     if (i < k && scale > 0) q = static_scale.is_set() ? x[i] * static_scale.inverse : x[i] / scale;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -23,11 +24,12 @@ float Prepare(const float* x, int k, int k_padded, std::byte* out) {
   auto* scales = reinterpret_cast<float*>(out + k_padded);
   std::byte* corrections = out + k_padded + k_padded / 8;
   for (int first = 0; first < k_padded; first += kActivationGroup) {
-    float largest = 0;
+    // Bits of magnitudes are ordered like the magnitudes. Those of infinity and NaN are the largest.
+    uint32_t bits = 0;
     for (int i = first; i < std::min(first + kActivationGroup, k); ++i) {
-      largest = std::max(largest, std::fabs(x[i]));
+      bits = std::max(bits, std::bit_cast<uint32_t>(std::fabs(x[i])));
     }
-    const float scale = largest / 127;
+    const float scale = std::bit_cast<float>(bits) / 127;
     scales[first / kActivationGroup] = scale;
     for (int i = first; i < first + kActivationGroup; ++i) {
       const float q =

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <memory>
-#include <sstream>
+
+#include "runtime/group_limits.h"
 
 namespace moesaic::runtime {
 namespace {
@@ -19,36 +19,21 @@ struct TopologyDeleter {
 };
 using HwlocTopology = std::unique_ptr<hwloc_topology, TopologyDeleter>;
 
-std::string ReadLine(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 // Reads the mask of the process's first thread, because pinning may have narrowed the caller's own mask.
 std::vector<int> AffinityMask() {
+  constexpr int kMaxCpus = 1 << 16;
   std::vector<int> cpus;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  // The call fails if the system has more hardware threads than the set.
+  for (int size = CPU_SETSIZE; cpus.empty() && size <= kMaxCpus; size *= 2) {
+    std::vector<cpu_set_t> sets(size / CPU_SETSIZE);
+    const size_t bytes = sets.size() * sizeof(cpu_set_t);
+    if (sched_getaffinity(getpid(), bytes, sets.data()) != 0) continue;
+    for (int cpu = 0; cpu < size; ++cpu) {
+      if (CPU_ISSET_S(cpu, bytes, sets.data())) cpus.push_back(cpu);
     }
   }
   if (cpus.empty()) cpus.push_back(0);
   return cpus;
-}
-
-// Reads control group v2, then v1. Inside a container a nested group's own limit appears at the mount root.
-double ReadCpuQuota() {
-  std::istringstream v2(ReadLine("/sys/fs/cgroup/cpu.max"));
-  double quota = 0, period = 0;
-  if (v2 >> quota >> period && period > 0) return quota / period;  // "max 100000" fails to parse: no limit
-  std::istringstream v1_quota(ReadLine("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"));
-  std::istringstream v1_period(ReadLine("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
-  if (v1_quota >> quota && v1_period >> period && quota > 0 && period > 0) return quota / period;
-  return 0;
 }
 
 std::string BracketedWord(const std::string& line) {
@@ -57,48 +42,10 @@ std::string BracketedWord(const std::string& line) {
   return line.substr(open + 1, close - open - 1);
 }
 
-// Parses lines "key value [unit]" of a kernel file. Returns an empty map if the file cannot be read.
-std::map<std::string, int64_t> ReadCounts(const char* path) {
-  std::ifstream file(path);
-  std::map<std::string, int64_t> counts;
-  std::string key, unit;
-  int64_t value = 0;
-  while (file >> key >> value) {
-    counts[key] = value;
-    std::getline(file, unit);
-  }
-  return counts;
-}
-
-// Files that report a control group's memory, for versions 2 and 1.
-struct GroupFiles {
-  const char *limit, *usage, *counts, *inactive, *active;
-};
-constexpr GroupFiles kGroupFiles[] = {
-    {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
-     "inactive_file", "active_file"},
-    {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-     "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file", "total_active_file"}};
-
-// Returns the part of `bytes` that the control group still allows.
-int64_t WithinGroup(int64_t bytes) {
-  for (const GroupFiles& files : kGroupFiles) {
-    int64_t limit = 0, usage = 0;
-    if (!(std::istringstream(ReadLine(files.limit)) >> limit)) continue;  // no such file, or "max": no limit
-    if (!(std::istringstream(ReadLine(files.usage)) >> usage)) continue;
-    // Cached file pages count as used but are reclaimed on demand. They are read after the usage and may
-    // exceed it by then. Version 1 writes "no limit" as a number near the largest one.
-    std::map<std::string, int64_t> counts = ReadCounts(files.counts);
-    const int64_t held = std::max<int64_t>(usage - counts[files.inactive] - counts[files.active], 0);
-    bytes = std::min(bytes, std::max<int64_t>(limit - held, 0));
-  }
-  return bytes;
-}
-
 void ReadMemory(Topology* t) {
   std::map<std::string, int64_t> meminfo = ReadCounts("/proc/meminfo");
   t->memory_bytes = meminfo["MemTotal:"] * 1024;
-  t->available_bytes = WithinGroup(meminfo["MemAvailable:"] * 1024);
+  t->available_bytes = GroupLimits().AvailableMemory(meminfo["MemAvailable:"] * 1024);
   t->explicit_huge_pages = meminfo["HugePages_Total:"];
   t->transparent_huge_pages = BracketedWord(ReadLine("/sys/kernel/mm/transparent_hugepage/enabled"));
 }
@@ -130,7 +77,7 @@ void ReadNumaNodes(hwloc_topology* hw, const std::vector<int>& allowed, Topology
 // sockets), then the second of every core, and so on.
 void OrderCpus(hwloc_topology* hw, const std::vector<int>& allowed, Topology* t) {
   std::vector<std::vector<int>> by_turn;
-  std::vector<bool> placed(CPU_SETSIZE, false);
+  std::vector<bool> placed(*std::ranges::max_element(allowed) + 1, false);
   for (hwloc_obj_t core = nullptr;
        (core = hwloc_get_next_obj_by_type(hw, HWLOC_OBJ_CORE, core)) != nullptr;) {
     size_t turn = 0;
@@ -174,14 +121,17 @@ std::vector<int> ShareOfCpus(const Topology& topology, int index, int count) {
   return share;
 }
 
-bool BindToCpus(const std::vector<int>& cpus) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) CPU_SET(cpu, &set);
-  return sched_setaffinity(0, sizeof(set), &set) == 0;
+bool BindToCpus(const std::vector<int>& cpus, pthread_t thread) {
+  if (cpus.empty()) return false;
+  std::vector<cpu_set_t> sets(*std::ranges::max_element(cpus) / CPU_SETSIZE + 1);
+  const size_t bytes = sets.size() * sizeof(cpu_set_t);
+  for (const int cpu : cpus) CPU_SET_S(cpu, bytes, sets.data());
+  return pthread_setaffinity_np(thread != 0 ? thread : pthread_self(), bytes, sets.data()) == 0;
 }
 
-int64_t AvailableMemory() { return WithinGroup(ReadCounts("/proc/meminfo")["MemAvailable:"] * 1024); }
+int64_t AvailableMemory() {
+  return GroupLimits().AvailableMemory(ReadCounts("/proc/meminfo")["MemAvailable:"] * 1024);
+}
 
 Topology DetectTopology() {
   Topology t;
@@ -204,7 +154,7 @@ Topology DetectTopology() {
     t.cores = static_cast<int>(allowed.size());
   }
   t.hardware_threads = static_cast<int>(t.cpus.size());
-  t.cpu_quota = ReadCpuQuota();
+  t.cpu_quota = GroupLimits().Cores();
   ReadMemory(&t);
   return t;
 }

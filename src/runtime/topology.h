@@ -1,6 +1,8 @@
 // The machine's topology as reported by hwloc. `doctor` prints it and the thread pool pins by it.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -46,9 +48,9 @@ int64_t AvailableMemory();
 /// neighbouring cores, as even parts as possible. Processes share cores where there are fewer of them.
 std::vector<int> ShareOfCpus(const Topology& topology, int index, int count);
 
-/// Binds the calling thread, and threads that it creates later, to these hardware threads. False if the
-/// system refuses.
-bool BindToCpus(const std::vector<int>& cpus);
+/// Binds a thread of this process (0: the calling one), and threads that it creates later, to these hardware
+/// threads. False if the system refuses.
+bool BindToCpus(const std::vector<int>& cpus, pthread_t thread = 0);
 
 /// Reads the topology again (some milliseconds). Values that cannot be determined are 0 or empty; cpus is
 /// never empty.

@@ -51,6 +51,7 @@ void MaskTicket::Drop() {
 
 // The cores are those of the thread that creates the engine: the engine's own thread is bound to one later.
 MaskWorker::MaskWorker(double max_seconds) : max_seconds_(max_seconds) {
+  CPU_ZERO(&cores_);  // stays empty if the machine has more hardware threads than the set
   pthread_getaffinity_np(pthread_self(), sizeof cores_, &cores_);
   const std::lock_guard lock(mutex_);
   AddWorker(quick_);
@@ -122,7 +123,7 @@ void MaskWorker::CancelOverdue() {
 }
 
 void MaskWorker::Loop(Worker& worker) {
-  pthread_setaffinity_np(pthread_self(), sizeof cores_, &cores_);
+  if (CPU_COUNT(&cores_) > 0) pthread_setaffinity_np(pthread_self(), sizeof cores_, &cores_);
   std::unique_lock lock(mutex_);
   pthread_getcpuclockid(pthread_self(), &worker.clock);
   worker.id = static_cast<id_t>(syscall(SYS_gettid));

@@ -1,8 +1,6 @@
 #include "runtime/thread_pool.h"
 
 #include <immintrin.h>
-#include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,11 +28,18 @@ constexpr int kPausesPerClockRead = 32;  // a pause is 40 to 140 cycles, a clock
 // `gate` tells whether workers may join the current loop, and counts the workers inside it.
 constexpr uint32_t kOpen = 1U << 31;
 
-bool BindThread(pthread_t thread, int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  return pthread_setaffinity_np(thread, sizeof set, &set) == 0;
+// Returns the node that has `cpu`; null if none has.
+const NumaNode* NodeOfCpu(const std::vector<NumaNode>& nodes, int cpu) {
+  for (const NumaNode& node : nodes) {
+    if (std::ranges::find(node.cpus, cpu) != node.cpus.end()) return &node;
+  }
+  return nullptr;
+}
+
+// Returns the hardware threads of the NUMA node of `cpu`; all if no node has it.
+std::vector<int> CpusOfNode(const Topology& topology, int cpu) {
+  const NumaNode* const node = NodeOfCpu(topology.numa_nodes, cpu);
+  return node != nullptr ? node->cpus : topology.cpus;
 }
 
 // Spins until `done()` is true and returns whether it became true. Gives up kSpinTime after `in_loop()` was
@@ -151,10 +156,8 @@ struct ThreadPool::Impl {
   void FindNodes(const std::vector<NumaNode>& nodes) {
     node_of_worker.assign(threads, 0);
     for (int worker = 0; pinned && worker < threads; ++worker) {
-      const auto node = std::find_if(nodes.begin(), nodes.end(), [&](const NumaNode& n) {
-        return std::find(n.cpus.begin(), n.cpus.end(), cpus[worker]) != n.cpus.end();
-      });
-      if (node == nodes.end()) continue;
+      const NumaNode* const node = NodeOfCpu(nodes, cpus[worker]);
+      if (node == nullptr) continue;
       auto place = std::find(numa_nodes.begin(), numa_nodes.end(), node->index);
       if (place == numa_nodes.end()) place = numa_nodes.insert(place, node->index);
       node_of_worker[worker] = static_cast<int>(place - numa_nodes.begin());
@@ -224,6 +227,9 @@ StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(const Options& options)
   // If there are more threads than hardware threads, the scheduler places them: pinning would tie two to one
   // core.
   const bool pin = impl->pinned = options.pin && impl->may_spin;
+  // Other processes may use spare cores, and their first choice would be the same. The system then finds free
+  // cores of the node.
+  const bool spare_cores = impl->threads < topology.cores;
   impl->FindNodes(topology.numa_nodes);
   std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(impl)));
   Impl* shared = pool->impl_.get();
@@ -233,7 +239,11 @@ StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(const Options& options)
     } catch (const std::system_error& error) {
       return ResourceExhausted("can't start thread {} of {}: {}", worker + 1, shared->threads, error.what());
     }
-    if (pin) BindThread(shared->workers.back().native_handle(), shared->cpus[worker]);
+    if (pin) {
+      const int cpu = shared->cpus[worker];
+      BindToCpus(spare_cores ? CpusOfNode(topology, cpu) : std::vector{cpu},
+                 shared->workers.back().native_handle());
+    }
   }
   return pool;
 }
@@ -253,7 +263,7 @@ int ThreadPool::NodeOf(int worker) const { return impl_->node_of_worker[worker];
 
 bool ThreadPool::PinCaller() {
   return impl_->pinned && impl_->threads == static_cast<int>(impl_->cpus.size()) &&
-         BindThread(pthread_self(), impl_->cpus[0]);
+         BindToCpus({impl_->cpus[0]});
 }
 
 void ThreadPool::SetPoll(std::function<void()> poll) { impl_->poll = std::move(poll); }

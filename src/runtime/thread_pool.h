@@ -35,7 +35,9 @@ class ThreadPool {
   struct Options {
     /// 0: one thread per core of the process's affinity mask, within the control group's quota.
     int threads = 0;
-    bool pin = true;  ///< Binds workers 1, 2, ... to cores by topology (first one hardware thread per core).
+    /// Binds workers 1, 2, ... to cores by topology (first one hardware thread per core). With fewer threads
+    /// than cores, each worker may run on all hardware threads of its core's NUMA node.
+    bool pin = true;
     const Topology* topology = nullptr;  ///< Topology to assume for the machine; null: the detected one.
   };
   static StatusOr<std::unique_ptr<ThreadPool>> Create(const Options& options);

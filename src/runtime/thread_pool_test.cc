@@ -149,6 +149,24 @@ TEST(ThreadPool, CallerIsBoundOnlyByAPinnedPoolOfAllCores) {
   }
 }
 
+// Other processes may use the spare cores, and would begin with the same ones.
+TEST(ThreadPool, WorkersMayRunOnTheirWholeNodeWhereCoresAreSpare) {
+  Topology topology = DetectTopology();
+  if (topology.cpus.size() < 2) GTEST_SKIP() << "needs two hardware threads";
+  topology.numa_nodes = {{.index = 0, .memory_bytes = 0, .cpus = topology.cpus}};
+  for (const bool spare : {false, true}) {
+    topology.cores = spare ? 3 : 2;
+    const auto pool = *ThreadPool::Create({.threads = 2, .pin = true, .topology = &topology});
+    std::atomic<int> allowed{0};
+    pool->RunOnEach([&](int64_t, int worker) {
+      cpu_set_t set;
+      if (worker == 1 && sched_getaffinity(0, sizeof set, &set) == 0) allowed = CPU_COUNT(&set);
+    });
+    EXPECT_EQ(allowed.load(), spare ? static_cast<int>(topology.cpus.size()) : 1);
+    EXPECT_EQ(pool->numa_nodes().size(), 1U);
+  }
+}
+
 TEST(ThreadPool, KnowsTheNodesOfItsWorkers) {
   const Topology four = SimulatedNodes(4, 2);
   const auto of = [&](int threads, bool pin) {

@@ -368,6 +368,33 @@ static void Threads(void) {
   for (int i = 0; i < kThreads; ++i) MPI_Comm_free(&comms[i]);
 }
 
+// Displacements count from an address within the buffer.
+static void NegativeDisplacements(void) {
+  int counts[kMaxRanks], places[kMaxRanks], own[2 * kMaxRanks], buffer[6 * kMaxRanks];
+  for (int back = 0; back <= 2 * size; ++back) {
+    for (int i = 0; i < size; ++i) counts[i] = 2, places[i] = 2 * i - back;
+    for (int in_place = 0; in_place < 2; ++in_place) {
+      memset(buffer, 0x5a, sizeof(buffer));
+      own[0] = 10 * rank, own[1] = 10 * rank + 1;
+      if (in_place) memcpy(buffer + 2 * rank, own, 2 * sizeof(int));
+      MPI_Allgatherv(in_place ? MPI_IN_PLACE : own, 2, MPI_INT, buffer + back, counts, places, MPI_INT,
+                     MPI_COMM_WORLD);
+      int equal = 1;
+      for (int i = 0; i < 2 * size; ++i) equal &= buffer[i] == i / 2 * 10 + i % 2;
+      for (int i = 2 * size; i < 6 * kMaxRanks; ++i) equal &= buffer[i] == 0x5a5a5a5a;
+      Expect(equal, "MPI_Allgatherv with negative displacements");
+    }
+    for (int i = 0; i < 2 * size; ++i) own[i] = 100 * rank + i;
+    memset(buffer, 0x5a, sizeof(buffer));
+    MPI_Alltoallv(own + back, counts, places, MPI_INT, buffer + back, counts, places, MPI_INT,
+                  MPI_COMM_WORLD);
+    int equal = 1;
+    for (int i = 0; i < 2 * size; ++i) equal &= buffer[i] == i / 2 * 100 + 2 * rank + i % 2;
+    for (int i = 2 * size; i < 6 * kMaxRanks; ++i) equal &= buffer[i] == 0x5a5a5a5a;
+    Expect(equal, "MPI_Alltoallv with negative displacements");
+  }
+}
+
 // Parts of more than 2^31 bytes, from the first rank to the second and back.
 static void Huge(void) {
   const int count = 550 * 1000 * 1000, peer = 1 - rank;
@@ -381,6 +408,17 @@ static void Huge(void) {
   int equal = sends > 0;
   for (int i = 0; i < count; ++i) equal &= out[i] == (float)(i % 1000 + peer);
   Expect(equal, "MPI_Alltoallv of a huge part");
+  MPI_Datatype whole;  // one element of more than 2^31 bytes
+  MPI_Type_contiguous(count, MPI_FLOAT, &whole);
+  MPI_Type_commit(&whole);
+  memset(out, 0, sizeof(float) * count);
+  counts[peer] = 1;
+  sends = 0;
+  MPI_Alltoallv(in, counts, places, whole, out, counts, places, whole, MPI_COMM_WORLD);
+  equal = sends > 0;
+  for (int i = 0; i < count; ++i) equal &= out[i] == (float)(i % 1000 + peer);
+  Expect(equal, "MPI_Alltoallv of a huge element");
+  MPI_Type_free(&whole);
   MPI_Allreduce(in, out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   equal = 1;
   for (int i = 0; i < count; ++i) equal &= out[i] == (float)(2 * (i % 1000) + 1);
@@ -430,6 +468,7 @@ int main(int argc, char** argv) {
     PredefinedOperations();
     Empty();
     Addresses();
+    NegativeDisplacements();
     Errors();
     Attributes();
     FreedCommunicators();

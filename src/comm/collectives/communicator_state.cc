@@ -420,6 +420,12 @@ void Communicator::State::Release(PendingCall* call) {
   MOESAIC_CHECK(found != calls.end());
   idle_calls.push_back(std::move(*found));
   calls.erase(found);
+  // The next call takes the last one. Copies of the others are bounded as the scratch of plans is.
+  int64_t bytes = 0;
+  for (size_t i = 0; i + 1 < idle_calls.size(); ++i) {
+    bytes += static_cast<int64_t>(idle_calls[i]->copy.capacity());
+    if (bytes > options.idle_bytes) std::vector<std::byte>().swap(idle_calls[i]->copy);
+  }
 }
 
 Status Communicator::State::Wait(PendingCall* call) {

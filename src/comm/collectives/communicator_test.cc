@@ -317,6 +317,33 @@ TEST(CommunicatorTest, PlansOfManySizesKeepBoundedScratch) {
   });
 }
 
+// An AllReduce in place copies its input.
+TEST(CommunicatorTest, CopiesOfManyCallsKeepBoundedMemory) {
+  constexpr int kCalls = 8;
+  constexpr int64_t kBytes = 1 << 20;
+  std::atomic<int64_t> before = 0;
+  RunRanks(2, [&](Transport& transport) {
+    CommunicatorOptions options;
+    options.idle_bytes = kBytes;
+    const auto communicator = Make(transport, Topology::Flat(2, kFast), options);
+    std::vector<std::vector<float>> data(kCalls, std::vector<float>(kBytes / 4, 1.0F));
+    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    if (transport.rank() == 0) before = base::live_bytes.load();
+    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    std::vector<CollectiveHandle> calls;
+    for (auto& each : data)
+      calls.push_back(*communicator->StartAllReduce(Bytes(each), Writable(each), DType::kF32));
+    for (CollectiveHandle& call : calls) EXPECT_EQ(call.Wait(), OkStatus());
+    calls.clear();
+    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    // Two ranks, each with the copies of the last and of idle calls, and the scratch of plans.
+    if (transport.rank() == 0) {
+      EXPECT_LT(base::live_bytes - before, 2 * 5 * kBytes);
+    }
+    EXPECT_EQ(communicator->Barrier(), OkStatus());
+  });
+}
+
 TEST(CommunicatorTest, AHandleOutlivesItsCommunicator) {
   RunRanks(2, [](Transport& transport) {
     auto communicator = Make(transport, Topology::Flat(2, kFast));

@@ -57,7 +57,8 @@ int DeleteAttachment(MPI_Comm, int, void* value, void*) {
   return MPI_SUCCESS;
 }
 
-// Ranks free communicators in equal orders, because MPI_Comm_free is collective.
+// Ranks free communicators in the order of creation. It is the same on all ranks unless several threads
+// create some.
 int DeleteAll(MPI_Comm, int, void*, void*) {
   Registry& registry = TheRegistry();
   std::vector<std::unique_ptr<Attachment>> ended;

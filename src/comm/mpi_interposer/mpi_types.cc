@@ -51,6 +51,27 @@ std::optional<tensor::DType> DTypeOf(MPI_Datatype type, bool signed_order) {
   return IntegerOfSize(bytes);
 }
 
+bool IsPredefined(int combiner) {
+  return combiner == MPI_COMBINER_NAMED || combiner == MPI_COMBINER_F90_REAL ||
+         combiner == MPI_COMBINER_F90_COMPLEX || combiner == MPI_COMBINER_F90_INTEGER;
+}
+
+// Returns whether the type is a named one, or made of nothing but repetitions of one.
+bool IsRepeated(MPI_Datatype type) {
+  int integers = 0, addresses = 0, types = 0, combiner = 0;
+  PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner);
+  if (combiner == MPI_COMBINER_NAMED) return true;
+  if (combiner != MPI_COMBINER_CONTIGUOUS && combiner != MPI_COMBINER_DUP) return false;
+  int count = 0;
+  MPI_Aint none = 0;
+  MPI_Datatype inner = MPI_DATATYPE_NULL;
+  PMPI_Type_get_contents(type, integers, addresses, types, &count, &none, &inner);
+  const bool is_repeated = IsRepeated(inner);
+  PMPI_Type_get_envelope(inner, &integers, &addresses, &types, &combiner);
+  if (!IsPredefined(combiner)) PMPI_Type_free(&inner);  // the contents are references of ours
+  return is_repeated;
+}
+
 }  // namespace
 
 std::optional<Reduction> ReductionOf(MPI_Datatype type, MPI_Op op) {
@@ -75,13 +96,11 @@ std::optional<Reduction> ReductionOf(MPI_Datatype type, MPI_Op op) {
 }
 
 TypeLayout LayoutOf(MPI_Datatype type) {
-  int integers = 0, addresses = 0, types = 0, combiner = 0;
   MPI_Count bytes = 0;
   MPI_Aint lower = 0, extent = 0;
-  PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner);
   PMPI_Type_size_x(type, &bytes);
   PMPI_Type_get_extent(type, &lower, &extent);
-  return {bytes, extent, combiner == MPI_COMBINER_NAMED && bytes == extent && lower == 0};
+  return {bytes, extent, bytes == extent && lower == 0 && IsRepeated(type)};
 }
 
 }  // namespace moesaic::comm

@@ -3,21 +3,23 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 namespace moesaic::comm {
 namespace {
 
-// Offset in bytes of the first part if the buffer has all parts as consecutive bytes, otherwise -1.
-int64_t ConsecutiveFrom(const PartList& parts, const TypeLayout& layout) {
-  if (!layout.is_contiguous) return -1;
-  int64_t first = -1, next = 0;
+// Offset in bytes of the first part if the buffer has all parts as consecutive bytes. It may be negative.
+std::optional<int64_t> ConsecutiveFrom(const PartList& parts, const TypeLayout& layout) {
+  if (!layout.is_contiguous) return std::nullopt;
+  std::optional<int64_t> first;
+  int64_t next = 0;
   for (size_t i = 0; i < parts.counts.size(); ++i) {
     if (parts.counts[i] == 0) continue;
-    if (first < 0) first = next = parts.displacements[i];
-    if (parts.displacements[i] != next) return -1;
+    if (!first.has_value()) first = next = parts.displacements[i];
+    if (parts.displacements[i] != next) return std::nullopt;
     next += parts.counts[i];
   }
-  return (first < 0 ? 0 : first) * layout.bytes;
+  return first.value_or(0) * layout.bytes;
 }
 
 // Elements of one call of MPI_Pack, whose sizes are ints.
@@ -44,7 +46,8 @@ int ForEachPiece(const PartList& parts, const TypeLayout& layout, const Move& mo
 
 // MPI_Pack takes at most 2^31-1 bytes at once.
 int CheckElement(const TypeLayout& layout, MPI_Comm comm) {
-  if (layout.bytes >= 0 && layout.bytes <= std::numeric_limits<int>::max()) return MPI_SUCCESS;
+  const bool is_packable = layout.bytes >= 0 && layout.bytes <= std::numeric_limits<int>::max();
+  if (layout.is_contiguous || is_packable) return MPI_SUCCESS;
   PMPI_Comm_call_errhandler(comm, MPI_ERR_TYPE);
   return MPI_ERR_TYPE;
 }
@@ -54,12 +57,6 @@ int CheckElement(const TypeLayout& layout, MPI_Comm comm) {
 PartList PartList::Equal(MPI_Datatype type, int parts, int64_t count) {
   PartList made{type, std::vector<int64_t>(parts, count), std::vector<int64_t>(parts)};
   for (int i = 0; i < parts; ++i) made.displacements[i] = i * count;
-  return made;
-}
-
-PartList PartList::Adjacent(MPI_Datatype type, std::span<const int> counts) {
-  PartList made{type, {counts.begin(), counts.end()}, std::vector<int64_t>(counts.size())};
-  std::exclusive_scan(made.counts.begin(), made.counts.end(), made.displacements.begin(), int64_t{0});
   return made;
 }
 
@@ -76,8 +73,8 @@ int Pack(const void* buffer, const PartList& parts, MPI_Comm comm, std::vector<s
   if (const int code = CheckElement(layout, comm); code != MPI_SUCCESS) return code;
   const auto bytes = static_cast<size_t>(parts.Elements() * layout.bytes);
   const auto* const start = static_cast<const std::byte*>(buffer);
-  if (const int64_t first = ConsecutiveFrom(parts, layout); first >= 0) {
-    packed = {start + first, bytes};
+  if (const auto first = ConsecutiveFrom(parts, layout); first.has_value()) {
+    packed = {start + *first, bytes};
     return MPI_SUCCESS;
   }
   staging.resize(bytes);
@@ -98,8 +95,8 @@ int Destination(void* buffer, const PartList& parts, MPI_Comm comm, std::vector<
   const TypeLayout layout = LayoutOf(parts.type);
   if (const int code = CheckElement(layout, comm); code != MPI_SUCCESS) return code;
   const auto bytes = static_cast<size_t>(parts.Elements() * layout.bytes);
-  if (const int64_t first = ConsecutiveFrom(parts, layout); first >= 0) {
-    packed = {static_cast<std::byte*>(buffer) + first, bytes};
+  if (const auto first = ConsecutiveFrom(parts, layout); first.has_value()) {
+    packed = {static_cast<std::byte*>(buffer) + *first, bytes};
     return MPI_SUCCESS;
   }
   staging.resize(bytes);
@@ -109,7 +106,7 @@ int Destination(void* buffer, const PartList& parts, MPI_Comm comm, std::vector<
 
 int Unpack(std::span<const std::byte> packed, void* buffer, const PartList& parts, MPI_Comm comm) {
   const TypeLayout layout = LayoutOf(parts.type);
-  if (ConsecutiveFrom(parts, layout) >= 0) return MPI_SUCCESS;
+  if (ConsecutiveFrom(parts, layout).has_value()) return MPI_SUCCESS;
   auto* const start = static_cast<std::byte*>(buffer);
   return ForEachPiece(parts, layout, [&](int64_t to, int64_t from, int elements) {
     if (layout.is_contiguous) {

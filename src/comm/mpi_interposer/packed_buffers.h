@@ -20,8 +20,6 @@ struct PartList {
 
   /// Returns adjacent parts of equal counts.
   static PartList Equal(MPI_Datatype type, int parts, int64_t count);
-  /// Returns adjacent parts of the given counts.
-  static PartList Adjacent(MPI_Datatype type, std::span<const int> counts);
   static PartList Placed(MPI_Datatype type, std::span<const int> counts, std::span<const int> displacements);
 
   int64_t Elements() const;

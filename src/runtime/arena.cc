@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <new>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -12,6 +14,15 @@ constexpr size_t kAlignment = 64;                // a cache line and an AVX-512 
 constexpr size_t kFirstChunk = size_t{4} << 20;  // two huge pages
 // A mark stores the chunk index above the offset: chunks may have up to 16 TiB.
 constexpr int kOffsetBits = 44;
+
+class ScratchExhausted final : public std::bad_alloc {
+ public:
+  explicit ScratchExhausted(const std::string& reason) : text_("scratch memory: " + reason) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
+};
 
 }  // namespace
 
@@ -40,7 +51,8 @@ void* Arena::TakeBytes(size_t bytes) {
     // Doubling keeps the number of chunks logarithmic in the largest step.
     const size_t last = a.chunks.empty() ? kFirstChunk / 2 : a.chunks.back().size();
     auto chunk = Buffer::Allocate(std::max(2 * last, bytes), /*huge=*/true);
-    if (!chunk.ok()) base::CheckFailed(__FILE__, __LINE__, "scratch memory", Message(chunk.status()));
+    if (!chunk.ok()) chunk = Buffer::Allocate(bytes, /*huge=*/true);  // less than the double may be left
+    if (!chunk.ok()) throw ScratchExhausted(Message(chunk.status()));
     a.chunks.push_back(*std::move(chunk));
   }
   void* taken = a.chunks[a.chunk].data() + a.offset;

@@ -98,11 +98,13 @@ class Arena {
   Arena& operator=(Arena&&) noexcept;
 
   /// Returns `count` uninitialised values of T, valid until Reset() or until Rewind() to an earlier mark.
+  /// Throws std::bad_alloc if the memory can't be mapped.
   template <typename T>
   std::span<T> Take(size_t count) {
     static_assert(std::is_trivially_destructible_v<T>);
     return {static_cast<T*>(TakeBytes(count * sizeof(T))), count};
   }
+  /// Throws std::bad_alloc if the memory can't be mapped.
   void* TakeBytes(size_t bytes);
   void Reset();
   size_t Mark() const;       ///< Returns a position for Rewind().

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <numeric>
 #include <vector>
 
@@ -98,6 +99,12 @@ TEST(Arena, AllocatesAlignedDistinctMemoryAndReusesItAfterReset) {
   EXPECT_GE(b.data() - a.data(), 3);
   arena.Reset();
   EXPECT_EQ(arena.Take<float>(3).data(), a.data());
+}
+
+TEST(Arena, ThrowsIfMemoryCannotBeMapped) {
+  Arena arena;
+  EXPECT_THROW(arena.TakeBytes(size_t{1} << 60), std::bad_alloc);
+  EXPECT_EQ(arena.Take<float>(10).size(), 10U);
 }
 
 TEST(Arena, RewindsAcrossChunksWithoutFreeingThem) {

@@ -563,9 +563,13 @@ science::FiberFeatures ToFiber(const std::map<int, ReadArray>& arrays, int64_t n
 
 void BindSe3(nb::module_& m) {
   nb::class_<science::Se3Graph>(m, "Se3Graph")
-      .def_static("create", [](const Graph& g, const ReadArray& xyz, int max_degree) {
-        return ValueOrThrow(science::Se3Graph::Create(g, Shaped(xyz, "xyz", {g.num_dst(), 3}), max_degree));
-      });
+      .def_static(
+          "create",
+          [](const Graph& g, const ReadArray& xyz, int max_degree) {
+            return ValueOrThrow(
+                science::Se3Graph::Create(g, Shaped(xyz, "xyz", {g.num_dst(), 3}), max_degree));
+          },
+          nb::call_guard<nb::gil_scoped_release>());
   nb::class_<science::Se3AttentionBlock>(m, "Se3AttentionBlock")
       .def_static("load",
                   [](const Weights& w, const science::Fiber& in, const science::Fiber& out, int edge_inputs,

@@ -189,9 +189,17 @@ def test_out_is_written():
         assert (got[0] if isinstance(got, tuple) else got) is out
 
 
-def test_groups_that_are_masked():
+def test_deviations_and_means_of_float16_do_not_overflow():
+    src = np.tile(np.array([-30, 30], np.float16), 50)
+    np.testing.assert_allclose(ts.scatter_std(src, np.zeros(100, np.int64)), [30.15], rtol=1e-3)
+    halves, out = np.full(70_000, 0.5, np.float16), np.zeros(1, np.float16)
+    np.testing.assert_array_equal(ts.scatter_mean(halves, np.zeros(70_000, np.int64), out=out), [0.5])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_groups_that_are_masked(dtype):
     low = -np.inf
-    src, index = np.array([low, low, 1.0, low], np.float32), np.array([0, 0, 1, 1])
+    src, index = np.array([low, low, 1.0, low], dtype), np.array([0, 0, 1, 1])
     np.testing.assert_array_equal(ts.scatter_softmax(src, index), [0, 0, 1, 0])
     np.testing.assert_array_equal(ts.scatter_log_softmax(src, index), [low, low, 0, low])
     np.testing.assert_array_equal(ts.scatter_logsumexp(src, index, dim_size=3), [0, 1, 0])  # as torch_scatter

@@ -261,3 +261,30 @@ def test_arrays_of_numpy_may_change_before_the_backward_pass() -> None:
     out = graph.u_mul_e_sum(g, u, w).sum()
     w[:] = 0
     torch.testing.assert_close(torch.autograd.grad(out, u)[0], want, rtol=0, atol=0)
+
+
+def test_index_add_counts_as_a_change():
+    w, out = torch.ones(2, 1, requires_grad=True), torch.zeros(2, 1)
+    product = (w * out).sum()
+    graph.index_add(out, np.array([0]), torch.ones(1, 1))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+    parameter = torch.nn.Parameter(torch.zeros(2, 1))
+    with torch.no_grad():
+        graph.index_add(parameter, np.array([1]), torch.ones(1, 1))
+    assert parameter.tolist() == [[0], [1]]
+
+
+def test_other_devices_are_refused_by_name():
+    g, _, _ = plan()
+    nodes = torch.zeros(7, 2, device="meta", requires_grad=True)
+    edges = torch.zeros(40, 2, device="meta", requires_grad=True)
+    segments = graph.Segments(np.zeros(7, np.int64))
+    for call in (
+        lambda: graph.copy_u(g, nodes),
+        lambda: graph.edge_softmax(g, edges),
+        lambda: graph.segment_reduce(segments, nodes, "sum"),
+        lambda: graph.gather(segments, nodes[:1]),
+    ):
+        with pytest.raises(ValueError, match="must be on the CPU, but one is on meta"):
+            call()

@@ -10,8 +10,9 @@ namespace moesaic::science {
 struct EgnnOptions {
   bool residual = true;          ///< Adds h to the node perceptron's result, if both have the same width.
   bool mean_coordinates = true;  ///< Averages coordinate updates over a node's edges instead of adding them.
-  bool normalize = false;        ///< Divides differences of coordinates by (distance + 1e-8).
-  bool tanh = false;             ///< Bounds coordinate weights.
+  bool normalize = false;  ///< Divides differences of coordinates by (distance + 1e-8). Gradients are those
+                           ///< of the results; the authors' program takes the distance as a constant.
+  bool tanh = false;  ///< Bounds coordinate weights.
 };
 
 /// Output buffers to which gradients of a layer's inputs are added; null: not computed.

@@ -61,6 +61,12 @@ def plain(x: Any) -> Any:
     return x
 
 
+def recorded_matrix(x: Any) -> Any:
+    """View a tensor [rows, ...] as a contiguous matrix that keeps its gradient."""
+    plain(x)  # refuses other devices
+    return x.contiguous().reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
 def contiguous(x: Any) -> Any:
     """Return x, or a contiguous copy if it is not contiguous."""
     return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import _core, _ops
-from ._arrays import ArrayT, as_index, as_matrix, is_torch, needs_grad, tensors, widen
+from ._arrays import ArrayT, as_index, as_matrix, is_torch, needs_grad, plain, recorded_matrix, tensors, widen
 
 __all__ = [
     "Graph",
@@ -149,8 +149,7 @@ def segment_reduce(segments: Segments, src: ArrayT, reduce: str = "sum", return_
     if needs_grad(x):
         from ._autograd import Segment
 
-        flat = x.contiguous().reshape(x.shape[0], math.prod(rest))
-        out, arg = Segment.apply(flat, segments._plan, reduce)
+        out, arg = Segment.apply(recorded_matrix(x), segments._plan, reduce)
     else:
         out, arg = _ops.segment(segments._plan, reduce, as_matrix(x, "src"))
     out = out.reshape(segments.count, *rest)
@@ -168,7 +167,7 @@ def gather(segments: Segments, src: ArrayT) -> ArrayT:
     if needs_grad(x):
         from ._autograd import Gather
 
-        out = Gather.apply(x.contiguous().reshape(x.shape[0], math.prod(rest)), segments._plan)
+        out = Gather.apply(recorded_matrix(x), segments._plan)
     else:
         out = _ops.gather(segments._plan, as_matrix(x, "src"))
     result: ArrayT = out.reshape(segments.edges, *rest)
@@ -183,11 +182,10 @@ def segment_softmax(segments: Segments | Graph, x: ArrayT) -> ArrayT:
     a: Any = x
     plan = segments._graph.destinations if isinstance(segments, Graph) else segments._plan
     shape = tuple(a.shape)
-    columns = math.prod(shape[1:])
     if needs_grad(a):
         from ._autograd import Softmax
 
-        out = Softmax.apply(a.contiguous().reshape(shape[0], columns), plan)
+        out = Softmax.apply(recorded_matrix(a), plan)
     else:
         out = _ops.softmax(plan, as_matrix(a, "x"))
     result: ArrayT = out.reshape(shape)
@@ -213,7 +211,9 @@ def index_add(out: ArrayT, index: Any, src: ArrayT, alpha: float = 1.0) -> Array
         raise ValueError("out must be contiguous")
     if is_torch(o) and view.data_ptr() != o.data_ptr():
         raise ValueError("out must be contiguous")
-    _core.segment(plan, "sum", as_matrix(src, "src"), view, None, alpha, 1.0)
+    _core.segment(plan, "sum", as_matrix(src, "src"), plain(view), None, alpha, 1.0)
+    if is_torch(o) and not o.is_inference():
+        o[:0].zero_()  # counts the write, which PyTorch does not see: a view shares the version counter
     return out
 
 
@@ -308,7 +308,7 @@ def gspmm(
 def _matrix(x: Any, name: str, columns: int) -> Any:
     """View x as [rows, columns]; keeps the gradient of tensors that need it."""
     if needs_grad(x):
-        return x.contiguous().reshape(x.shape[0], columns)
+        return recorded_matrix(x).reshape(x.shape[0], columns)
     return as_matrix(x, name)
 
 

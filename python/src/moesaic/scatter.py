@@ -194,7 +194,10 @@ def scatter_mean(src: Any, index: Any, dim: int = -1, out: Any | None = None, di
     out += plan.leave(segment_reduce(plan.segments, plan.enter(src), "sum"))
     shape = (plan.size, *plan.rest) if plan.flat else (plan.size, *(1,) * len(plan.rest))
     count = _move(count.reshape(shape), 0, plan.dim)
-    out /= count if is_torch(out) else count.astype(out.dtype)
+    if is_torch(out):
+        out /= count
+    else:
+        np.divide(out, count, out=out, casting="same_kind")  # the count may exceed float16
     return out
 
 
@@ -279,12 +282,19 @@ def _shifted(plan: _Plan, src: Any) -> tuple[Any, Any, Any]:
     return shifted, top, segment_reduce(plan.segments, exponent, "sum")
 
 
+def _log(total: Any, eps: float) -> Any:
+    """Return the logarithm of total + eps; 0 where the total is 0, as eps is in float16."""
+    ones = _zeros_like(total) + 1
+    if is_torch(total):
+        return _where(total > 0, total + eps, ones).log()
+    return np.log(_where(total > 0, total + np.asarray(eps, total.dtype), ones))
+
+
 def scatter_log_softmax(src: Any, index: Any, dim: int = -1, eps: float = 1e-12, dim_size: int | None = None) -> Any:
     """Logarithm of scatter_softmax, in the shape of src."""
     plan = _Plan(src, index, dim, dim_size)
     shifted, _, total = _shifted(plan, src)
-    logs = (total + eps).log() if is_torch(total) else np.log(total + np.asarray(eps, total.dtype))
-    return plan.leave_edges(shifted - graph.gather(plan.segments, logs))
+    return plan.leave_edges(shifted - graph.gather(plan.segments, _log(total, eps)))
 
 
 def scatter_logsumexp(
@@ -295,8 +305,7 @@ def scatter_logsumexp(
         raise ValueError("scatter_logsumexp has no out: combine with logaddexp")
     plan = _Plan(src, index, dim, dim_size)
     _, top, total = _shifted(plan, src)
-    logs = (total + eps).log() if is_torch(total) else np.log(total + np.asarray(eps, total.dtype))
-    return plan.leave(_where(total > 0, logs + top, top * 0))
+    return plan.leave(_where(total > 0, _log(total, eps) + top, top * 0))
 
 
 def scatter_std(
@@ -312,6 +321,7 @@ def scatter_std(
         raise ValueError("scatter_std has no out")
     plan = _Plan(src, index, dim, dim_size)
     x = plan.enter(src)
+    x = x.float() if is_torch(x) else x.astype(np.float32)  # squares and counts may exceed float16
     difference = x - graph.gather(plan.segments, segment_reduce(plan.segments, x, "mean"))
     squares = segment_reduce(plan.segments, difference * difference, "sum")
     ones = x * 0 + 1
@@ -320,7 +330,7 @@ def scatter_std(
         count = count - 1
     count = count.clamp(min=1) if is_torch(count) else np.maximum(count, 1)
     ratio = squares / (count + 1e-6)
-    return plan.leave(ratio.sqrt() if is_torch(ratio) else np.sqrt(ratio))
+    return plan.leave(ratio.sqrt().to(src.dtype) if is_torch(ratio) else np.sqrt(ratio).astype(src.dtype))
 
 
 def segment_coo(src: Any, index: Any, out: Any | None = None, dim_size: int | None = None, reduce: str = "sum") -> Any:

@@ -99,8 +99,7 @@ inline void AttendChunk(const EdgeAttentionTask& t, int head, int32_t begin, int
     if (t.bias != nullptr)
       score += First(E::Broadcast(bias + (t.e_rows != nullptr ? t.e_rows[p] : p) * t.bias_stride));
     scores[p - begin] = score;
-    if (!(score <= max)) max = score;  // NaN wins and stays
-    if (max != max) max = score;
+    if (score > max) max = score;  // passes over NaN, which makes the sum NaN
   }
   const int count = end - begin;
   // While all scores are -inf (masked), their weights are exp(-inf - shift) = 0.

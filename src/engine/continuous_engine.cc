@@ -297,7 +297,9 @@ bool ContinuousEngine::StartStep() {
   StepState step;
   rows_.CancelOverdue();
   step.begin = Clock::now();
-  if (speculation_ != nullptr) speculation_->Draft(scheduler_.running(), options_.max_batch_tokens);
+  if (speculation_ != nullptr) {
+    speculation_->Draft(scheduler_.running(), std::min(options_.max_batch_tokens, most_rows_));
+  }
   step.drafted = Clock::now();
   step.plan = scheduler_.Plan(most_rows_);
   if (!steps_.empty() && step.plan.chunks.empty()) return false;
@@ -353,7 +355,7 @@ Status ContinuousEngine::Finish(std::vector<TokenEvent>* events) {
   StepState& step = steps_.front();
   const Status status = step.batch.rows.empty() ? FinishMoves(step) : FinishRows(step, events);
   if (status.ok()) {
-    steps_.pop_front();  // its plan pins blocks
+    steps_.pop_front();  // its plan pins slots of the warm tier
   } else {
     DropSteps();
   }

@@ -90,7 +90,7 @@ class ContinuousEngine : public Engine {
   bool idle() const override { return scheduler_.empty() && ended_.empty() && steps_.empty(); }
   EngineStats stats() const override;
   const models::ModelInfo& model() const override { return info_; }
-  int max_context() const override { return max_context_; }
+  int max_context() const override { return std::min(max_context_, pool_tokens()); }
   const SpeculativeOptions& speculative() const override { return options_.speculative; }
   const SparsityOptions& sparsity() const override { return options_.sparsity; }
   Status Score(std::span<const int32_t> ids,

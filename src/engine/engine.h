@@ -163,7 +163,9 @@ class Engine {
   /// EngineStats::survival, without the other statistics.
   virtual std::shared_ptr<const SurvivalStats> survival() const { return nullptr; }
   virtual const models::ModelInfo& model() const = 0;
-  virtual int max_context() const = 0;  ///< Maximum tokens of prompt and output of one request.
+  /// Maximum tokens of prompt and output of one request: those of the context, or of the KV cache if it is
+  /// smaller.
+  virtual int max_context() const = 0;
   virtual const SpeculativeOptions& speculative() const = 0;  ///< Resolved: never "auto".
   virtual const SparsityOptions& sparsity() const = 0;
 

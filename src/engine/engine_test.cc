@@ -143,12 +143,14 @@ TEST_F(EngineTest, MinTokensDelaysTheEnd) {
 
 TEST_F(EngineTest, EndsByLengthAtTheContextOrCacheLimit) {
   auto small_context = Make({.max_context = 20});
+  EXPECT_EQ(small_context->max_context(), 20);
   RequestId id = *small_context->Add(MakeRequest(RandomPrompt(15, 1), 100, 0));
   Result result = Drain(*small_context)[id];
   EXPECT_EQ(result.tokens.size(), 5U);
   EXPECT_EQ(result.finish, FinishReason::kLength);
 
   auto small_cache = Make({.kv_bytes = kBlockBytes});
+  EXPECT_EQ(small_cache->max_context(), 64);
   id = *small_cache->Add(MakeRequest(RandomPrompt(60, 1), 100, 0));
   EXPECT_EQ(Drain(*small_cache)[id].tokens.size(), 4U);
 }

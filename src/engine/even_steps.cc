@@ -17,7 +17,8 @@ std::vector<int> EvenLimits(std::span<const StepDemand> demands, int most) {
   if (busy < 2) return limits;
   const int mean = static_cast<int>((sum + busy - 1) / busy);
   for (size_t i = 0; i < demands.size(); ++i) {
-    limits[i] = std::min(most, std::max({mean, kMinStepRows, demands[i].decodes}));
+    const int least = demands[i].decodes + std::min(demands[i].prefill, kMinPromptRows);
+    limits[i] = std::min(most, std::max({mean, kMinStepRows, least}));
   }
   return limits;
 }

@@ -15,11 +15,15 @@ struct StepDemand {
 
 /// Minimum row limit of a replica: large enough that chunks of prompts fill the kernels' row tiles.
 inline constexpr int kMinStepRows = 128;
+/// Minimum rows for the prompts of a replica that has some: one with more decodes than the mean would not
+/// read them.
+inline constexpr int kMinPromptRows = 32;
 
 /// Returns the limits of the replicas' rows in a step. A replica's limit is the largest of: the mean rows of
-/// all replicas with rows, kMinStepRows, and its decodes; but at most `most`. While all replicas have
-/// prompts, all have the full limit. If one has a prompt and the others decode, the prompt is read in smaller
-/// chunks. A single replica with rows has the full limit, because no other one waits for it.
+/// all replicas with rows, kMinStepRows, and its decodes with up to kMinPromptRows tokens of prompts; but at
+/// most `most`. While all replicas have prompts, all have the full limit. If one has a prompt and the others
+/// decode, the prompt is read in smaller chunks. A single replica with rows has the full limit, because no
+/// other one waits for it.
 std::vector<int> EvenLimits(std::span<const StepDemand> demands, int most);
 
 }  // namespace moesaic::engine

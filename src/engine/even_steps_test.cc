@@ -29,5 +29,10 @@ TEST(EvenLimits, NeitherSmallChunksNorDecodesAreCut) {
   EXPECT_THAT(EvenLimits(std::vector<StepDemand>{{0, 50}, {20, 0}}, 64), Each(64));
 }
 
+TEST(EvenLimits, AReplicaWithTheMostDecodesReadsItsPrompts) {
+  EXPECT_THAT(EvenLimits(std::vector<StepDemand>{{200, 20}, {10, 0}}, 512), ElementsAre(220, 128));
+  EXPECT_THAT(EvenLimits(std::vector<StepDemand>{{200, 190}, {10, 0}}, 512), ElementsAre(232, 200));
+}
+
 }  // namespace
 }  // namespace moesaic::engine

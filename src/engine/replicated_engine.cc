@@ -97,6 +97,13 @@ Status ReplicatedEngine::RecordLoad() {
   return OkStatus();
 }
 
+// That of the largest replica: Check() accepts a request that one of them holds.
+int ReplicatedEngine::max_context() const {
+  int most = 0;
+  for (const auto& replica : replicas_) most = std::max(most, replica->max_context());
+  return most;
+}
+
 // The sizes of replicas do not change, so that any thread may ask.
 Status ReplicatedEngine::Check(const Request& request) const {
   Status first_error;

@@ -49,7 +49,7 @@ class ReplicatedEngine : public Engine {
   EngineStats stats() const override;
   std::shared_ptr<const SurvivalStats> survival() const override { return survival_; }
   const models::ModelInfo& model() const override { return first().model(); }
-  int max_context() const override { return first().max_context(); }
+  int max_context() const override;
   const SpeculativeOptions& speculative() const override { return first().speculative(); }
   const SparsityOptions& sparsity() const override { return first().sparsity(); }
   /// Replica 0 computes all rows.

@@ -20,13 +20,16 @@ StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stop
   std::erase(stops_, "");
 }
 
-std::string StopStrings::Feed(const std::string& piece) {
+std::string StopStrings::Feed(const std::string& piece, bool searched) {
   if (matched_) return "";
+  const size_t old = held_.size();
   held_ += piece;
   size_t first = std::string::npos;
   size_t begun = 0;
   for (const std::string& stop : stops_) {
-    if (const size_t at = held_.find(stop); at < first) {
+    // It must end in the piece.
+    const size_t from = old - std::min(old, stop.size() - 1);
+    if (const size_t at = held_.find(stop, from); searched && at < first) {
       first = at;
       match_ = stop;
     }

@@ -11,8 +11,8 @@ class StopStrings {
   explicit StopStrings(std::vector<std::string> stops);  // empty ones are ignored
 
   /// Adds a piece and returns the text that is final: everything before the earliest stop string, without an
-  /// end that might begin one.
-  std::string Feed(const std::string& piece);
+  /// end that might begin one. If not `searched`, stop strings that end in the piece are ordinary text.
+  std::string Feed(const std::string& piece, bool searched = true);
   /// Ends the text. Returns the text that is still held back, unless a stop string was found.
   std::string Finish();
   bool matched() const { return matched_; }

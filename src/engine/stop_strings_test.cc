@@ -44,6 +44,15 @@ TEST(StopStringsTest, IgnoresEmptyStops) {
 }
 
 // The output is the same for every division into pieces.
+TEST(StopStringsTest, AStopEndsInAPieceThatIsSearched) {
+  StopStrings stops({"ab", "xaby"});
+  EXPECT_EQ(stops.Feed("xab", /*searched=*/false), "") << "may begin the other one";
+  EXPECT_EQ(stops.Feed("c"), "xabc");
+  EXPECT_EQ(stops.Feed("a", /*searched=*/false), "");
+  EXPECT_EQ(stops.Feed("b"), "");
+  EXPECT_EQ(stops.match(), "ab");
+}
+
 TEST(StopStringsTest, OutputDoesNotDependOnThePieces) {
   const std::string text = "abcabcabdab<|end|>abc";
   for (size_t piece = 1; piece <= text.size(); ++piece) {

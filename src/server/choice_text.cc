@@ -8,6 +8,7 @@ ChoiceText::ChoiceText(const ServedModel& model, const GenerationSpec& spec)
     : tokenizer_(model.tokenizer),
       skip_special_(spec.skip_special),
       include_stop_(spec.include_stop),
+      min_tokens_(spec.sampling.min_tokens),
       decoder_(model.tokenizer, /*skip_special=*/false),
       stops_(spec.stop),
       reasoning_(spec.reasoning, spec.in_reasoning, text::CallOpen(spec.tools)),
@@ -29,9 +30,10 @@ bool ChoiceText::Shown(int32_t id) const {
 }
 
 StatusOr<bool> ChoiceText::Push(int32_t id, ChoiceDelta* delta) {
+  ++tokens_;
   if (!Shown(id)) return false;
   ASSIGN_OR_RETURN(const std::string piece, decoder_.Push(id));
-  std::string text = stops_.Feed(piece);
+  std::string text = stops_.Feed(piece, tokens_ > min_tokens_);
   if (stops_.matched() && include_stop_) text += stops_.match();
   Route(text, delta);
   return stops_.matched();
@@ -40,7 +42,7 @@ StatusOr<bool> ChoiceText::Push(int32_t id, ChoiceDelta* delta) {
 Status ChoiceText::Finish(ChoiceDelta* delta) {
   if (!stops_.matched()) {
     ASSIGN_OR_RETURN(const std::string piece, decoder_.Finish());
-    std::string text = stops_.Feed(piece);
+    std::string text = stops_.Feed(piece, tokens_ > min_tokens_);
     text += stops_.Finish();
     if (stops_.matched() && include_stop_) text += stops_.match();
     Route(text, delta);

@@ -34,6 +34,8 @@ class ChoiceText {
   const text::Tokenizer& tokenizer_;
   const bool skip_special_, include_stop_;
   std::vector<std::string_view> marks_;  // marks whose special tokens the parsers need
+  const int min_tokens_;                 // stop strings that end in them are ordinary text
+  int tokens_ = 0;
   text::StreamingDecoder decoder_;
   engine::StopStrings stops_;
   text::ReasoningSplitter reasoning_;

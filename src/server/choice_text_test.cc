@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "server/test_model.h"
 
 namespace moesaic::server {
@@ -45,6 +47,27 @@ TEST(ChoiceText, KeepsAThoughtAboutCallsAThought) {
   const ChoiceDelta open = Answer("<think>The mark is <tool_call> and then");
   EXPECT_EQ(open.reasoning, "The mark is <tool_call> and then");
   EXPECT_EQ(open.content, "");
+}
+
+// As in vLLM.
+TEST(ChoiceText, StopStringsThatEndInTheFirstTokensAreText) {
+  const ServedModel model = TinyModel();
+  const std::vector<int32_t> ids = model.tokenizer.Encode("a b a b a b", /*add_special=*/false).value();
+  const auto count = static_cast<int>(ids.size());
+  for (const auto& [min_tokens, content] : std::initializer_list<std::pair<int, const char*>>{
+           {0, "a "}, {count - 1, "a b a b a "}, {count, "a b a b a b"}}) {
+    GenerationSpec spec;
+    spec.stop = {"b"};
+    spec.sampling.min_tokens = min_tokens;
+    ChoiceText choice(model, spec);
+    ChoiceDelta delta;
+    for (const int32_t id : ids) {
+      if (*choice.Push(id, &delta)) break;
+    }
+    EXPECT_TRUE(choice.Finish(&delta).ok());
+    EXPECT_EQ(delta.content, content);
+    EXPECT_EQ(choice.stop(), min_tokens == count ? "" : "b");
+  }
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Implements POST /v1/embeddings: returns the final hidden state at each input's last token, scaled to
 // length 1.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -74,9 +76,17 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
     if (event.finish == engine::FinishReason::kNone) return;
     if (vectors_[index].empty()) {
       Cancel();
-      return SendError(*writer_, absl::InternalError("the model gave no hidden state"), ApiStyle::kOpenAi);
+      return SendError(*writer_, FailureOf(event), ApiStyle::kOpenAi);
     }
     if (--waiting_ == 0) Answer();
+  }
+
+  static Status FailureOf(const engine::TokenEvent& event) {
+    if (event.finish == engine::FinishReason::kDeadline)
+      return absl::UnavailableError("the request's deadline passed before all inputs were computed");
+    if (!event.status.ok())
+      return absl::InternalError(fmt::format("the engine failed: {}", Message(event.status)));
+    return absl::InternalError("the model gave no hidden state");
   }
 
   void Answer() {

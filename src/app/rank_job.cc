@@ -191,6 +191,8 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   } else if (flags.redundant_experts > 0) {
     return InvalidArgument("--redundant-experts {} needs --rebalance-experts, which plans where they are",
                            flags.redundant_experts);
+  } else if (flags.rebalance_min_gain != RankFlags().rebalance_min_gain) {
+    return InvalidArgument("--rebalance-min-gain {} needs --rebalance-experts", flags.rebalance_min_gain);
   } else if (flags.rebalance_workloads != RankFlags().rebalance_workloads) {
     return InvalidArgument("--rebalance-workloads {} needs --rebalance-experts, whose plans consider them",
                            flags.rebalance_workloads);
@@ -249,6 +251,13 @@ void AddServingRankFlags(Verb& verb, RankFlags& flags) {
           "loads make that worth its cost; with -dp and -ep. A plan needs recent loads of 400 tokens of "
           "experts per rank in each layer. 0: experts stay")
       .Range(0.0, 86400.0)
+      .ShowDefault()
+      .Group(group);
+  verb.AddOption("--rebalance-min-gain", flags.rebalance_min_gain,
+                 "Minimum reduction of the work of a layer's busiest rank for which its experts move, as a "
+                 "fraction; "
+                 "0: any, also if the move takes longer than it saves until the next plan")
+      .Range(0.0, 1.0)
       .ShowDefault()
       .Group(group);
   verb.AddOption("--redundant-experts", flags.redundant_experts,

@@ -25,6 +25,7 @@ struct RankFlags {
   bool expert_parallel = false;         // --enable-expert-parallel
   std::string layout;                   // "tp=2,pp=2"; "auto": chosen for the topology
   double rebalance_s = 0;               // --rebalance-experts; 0: experts stay
+  double rebalance_min_gain = 0.1;      // --rebalance-min-gain
   int redundant_experts = 0;            // --redundant-experts
   int rebalance_workloads = 3;          // --rebalance-workloads
   bool tolerate_failures = false;       // --tolerate-rank-failure
@@ -48,7 +49,7 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 /// --expert-parallel-size, --expert-placement, --replica-split, --spill-experts, --spill-tolerance,
 /// --rank-speeds, --layer-split, --expert-split, --layout, --topology, --tp-sum-dtype and --rank-time-limit.
 /// If the verb `answers` requests, also those of a model that changes meanwhile: --rebalance-experts,
-/// --redundant-experts, --rebalance-workloads and --tolerate-rank-failure.
+/// --rebalance-min-gain, --redundant-experts, --rebalance-workloads and --tolerate-rank-failure.
 void AddRankFlags(Verb& verb, RankFlags& flags, bool answers);
 
 /// A rank's part of the cores on which its process may run.

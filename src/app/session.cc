@@ -426,6 +426,7 @@ void UseRanks(const ModelFlags& flags, engine::EngineOptions* options) {
     return Interrupted() ? Cancelled("interrupted") : job->Failure();
   };
   options->balance.interval_s = flags.ranks.rebalance_s;
+  options->balance.least_gain = flags.ranks.rebalance_min_gain;
   options->balance.redundant = flags.ranks.redundant_experts;
   options->balance.workloads = flags.ranks.rebalance_workloads;
   options->balance.measured_speeds = flags.ranks.rank_speeds == "measured";
@@ -461,12 +462,9 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
   if (options.layout.tolerates_failures()) flags.job->TolerateFailures();
-  // Replicas have equal caches.
-  const int64_t held =
-      int64_t{session.engine->stats().total_blocks} / options.layout.degrees().data * tensor::kKvBlockTokens;
-  if (held < flags.context) {
-    Tell("the KV cache holds {} tokens, fewer than the context of {}, because memory is short\n", held,
-         flags.context);
+  const int context = flags.context > 0 ? flags.context : session.model->info().context_length;
+  if (const int most = session.engine->max_context(); most < context) {
+    Tell("requests have at most {} tokens: the KV cache does not hold the context of {}\n", most, context);
   }
   return OkStatus();
 }

@@ -50,6 +50,11 @@ TEST(PlanMoves, StaysWhereTheGainIsLessThanItsCost) {
                   ->empty());
   EXPECT_TRUE(
       PlanMoves(kInOrder, Skewed(), {.expert_bytes = kExpertBytes, .busy = 0}, {.interval_s = 60})->empty());
+  EXPECT_EQ(PlanMoves(kInOrder, Skewed(), {.expert_bytes = kExpertBytes, .busy = 0},
+                      {.interval_s = 60, .least_gain = 0})
+                ->size(),
+            1U)
+      << "any reduction suffices";
   ExpertLoadStats even = Skewed();
   even.recent.assign(8, 10);
   EXPECT_TRUE(PlanMoves(kInOrder, even, {.expert_bytes = kExpertBytes}, {.interval_s = 60})->empty());

@@ -251,7 +251,8 @@ StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, co
     const double saved_s = saved * conditions.busy * options.interval_s / layers;
     const double cost_s =
         static_cast<double>(move.moved * conditions.expert_bytes) / options.move_bytes_per_s;
-    if (move.moved > 0 && saved >= options.least_gain && saved_s > cost_s) moves.push_back(std::move(move));
+    const bool pays = options.least_gain == 0 ? saved > 0 : saved >= options.least_gain && saved_s > cost_s;
+    if (move.moved > 0 && pays) moves.push_back(std::move(move));
   }
   std::ranges::stable_sort(moves, [](const PlannedMove& a, const PlannedMove& b) {
     return a.after / a.before < b.after / b.before;

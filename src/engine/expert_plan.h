@@ -22,7 +22,8 @@ inline constexpr int64_t kMinTimedRows = 4096;
 struct ExpertBalanceOptions {
   double interval_s = 0;  ///< Minimum time between plans; 0: experts stay.
   int redundant = 0;      ///< Replicas of a layer beyond one of each expert.
-  /// Minimum reduction of the largest rank load, as a fraction of it, for which a layer's experts move.
+  /// Minimum reduction of the largest rank load, as a fraction of it, for which a layer's experts move. 0:
+  /// any reduction suffices, also one that saves less time than its move takes.
   double least_gain = 0.1;
   /// Minimum recent tokens of a layer's experts per rank for a plan. The load of a rank that got n tokens is
   /// known to about 1 / sqrt(n), here 5%, which must be well below least_gain.
@@ -77,7 +78,8 @@ struct BalanceConditions {
 
 /// Plans all layers for the recent loads and for parts of the windows at once: the worst of them counts.
 /// Returns the layers whose gain over `current` is large enough, the largest gain first. The time that a
-/// layer's ranks save until the next plan must exceed that of moving its experts. Deterministic.
+/// layer's ranks save until the next plan must exceed that of moving its experts, unless least_gain is 0.
+/// Deterministic.
 StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, const ExpertLoadStats& load,
                                              const BalanceConditions& conditions,
                                              const ExpertBalanceOptions& options,

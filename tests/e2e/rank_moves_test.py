@@ -121,7 +121,7 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
     def stop_while_moving(self, server, rank):
         """Stops the process of a rank amid a move of experts, which can't end then: its ranks agree on the end in a step, which waits
         for the stopped rank. A rank that was stopped at another time continues, and is stopped again. Returns the events until then.
-        None: no experts move any more, because plans gain nothing, or no move was met in time; the rank is stopped."""
+        None: plans gain nothing any more, or no move was met in time; the rank is stopped."""
         end = time.monotonic() + limit()
         until(lambda: self.loaded(server), limit())
         while True:
@@ -150,7 +150,8 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
         known, whether it met a move, whether the other ranks have rolled a move back)."""
         chance = random.Random(number)
         tolerates, kills = number % 2 == 1, number % 4 < 2
-        server = Server(*FLAGS, "--rebalance-experts", "0.2", "--rank-time-limit", KILL_LIMIT if kills else STOP_LIMIT,
+        server = Server(*FLAGS, "--rebalance-experts", "0.2", "--rebalance-min-gain", "0", "--rank-time-limit",
+                        KILL_LIMIT if kills else STOP_LIMIT,
                         *(("--tolerate-rank-failure",) if tolerates else ()))
         self.addCleanup(server.process.kill)
         ranks = children(server.process.pid)

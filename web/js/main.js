@@ -110,7 +110,7 @@ operations.start();
 const [markdown] = await Promise.allSettled([loadMarkdown(), chats.load()]);
 if (!hasLibraries || markdown.status === "rejected") {
   byId("notice").textContent = hasLibraries ? `Text is shown without formatting: ${markdown.reason.message}.`
-    : "This server was built without npm: text is shown without formatting, and there are no charts.";
+    : "This server was built without the libraries of this page: text is shown without formatting, and there are no charts.";
   byId("notice").hidden = false;
 }
 addEventListener("hashchange", route);

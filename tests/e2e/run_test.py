@@ -81,7 +81,7 @@ echo install ok installed""")
 
     def test_packages_that_a_release_lacks_are_not_asked_for(self):
         self.stand_in("apt-cache", '[ "$2" = bash ]')
-        self.stand_in("sudo", f'touch "{self.folder}/asked"; exit 1')
+        self.stand_in("sudo", f': >"{self.folder}/asked"; exit 1')
         result = self.ask("test", "-N")
         self.assertEqual(result.returncode, 3, result.stderr)
         self.assertIn("no Chromium", result.stderr)
@@ -92,6 +92,11 @@ echo install ok installed""")
         result = self.ask("setup")
         self.assertEqual(result.returncode, 1)
         self.assertIn("needs root", result.stderr)
+
+    def test_a_home_that_cannot_be_written_is_replaced(self):
+        for home, used in ((self.folder, self.folder), ("/nonexistent", self.folder / "build" / "home")):
+            self.assertEqual(self.ask("build", HOME=str(home)).returncode, 3)
+            self.assertEqual((self.folder / "home").read_text(), f"{used}\n")
 
     def test_other_processors_are_refused(self):
         self.stand_in("uname", "echo aarch64")

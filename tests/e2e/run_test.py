@@ -87,6 +87,13 @@ echo install ok installed""")
         self.assertIn("no Chromium", result.stderr)
         self.assertFalse((self.folder / "asked").exists(), result.stderr)
 
+    def test_a_build_reports_the_parts_that_it_lacks(self):
+        self.stand_in("cmake", 'echo "-- MPI not found: no MPI"; echo "-- Done"; exit 3')
+        result = self.ask("build")
+        self.assertEqual(result.returncode, 3)
+        self.assertIn("MPI not found", result.stderr)
+        self.assertNotIn("Done", result.stderr + result.stdout)
+
     def test_required_packages_need_root(self):
         self.stand_in("dpkg-query", "exit 1")
         result = self.ask("setup")

@@ -24,7 +24,7 @@ install(FILES ${generated}/moesaic.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fis
 install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/moesaic.conf DESTINATION lib/sysusers.d)
 # The unit names the binary by its installed path, which is known when the files are installed.
 install(CODE "
-  file(READ ${CMAKE_SOURCE_DIR}/deploy/systemd/moesaic.service unit)
+  file(READ \"${CMAKE_SOURCE_DIR}/deploy/systemd/moesaic.service\" unit)
   string(REPLACE /usr/local/bin/ \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/\" unit \"\${unit}\")
   file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib/systemd/system/moesaic.service\" \"\${unit}\")")
 install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -2,7 +2,7 @@
 #   Target moesaic_text_bridge: the library and the directory of its generated C++ header.
 # All presets share cargo's build tree, because none of their flags affect it. The library and headers are copied into
 # each build directory, so that Ninja sees new files.
-find_program(CARGO_PROGRAM cargo HINTS $ENV{HOME}/.cargo/bin)
+find_program(CARGO_PROGRAM cargo PATHS $ENV{HOME}/.cargo/bin)  # PATH comes first: ./run has checked that cargo
 if(NOT CARGO_PROGRAM)
   message(FATAL_ERROR "cargo is missing: install Rust 1.88 or newer (rustup, or Debian's cargo-web and rustc-web)")
 endif()

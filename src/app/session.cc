@@ -221,6 +221,8 @@ StatusOr<kernels::KernelTable> KernelsOfHost() {
 StatusOr<TunedKernels> KernelsFor(int threads, bool wanted) {
   TunedKernels kernels;
   ASSIGN_OR_RETURN(kernels.table, KernelsOfHost());
+  if (!runtime::DetectCpu().Has(runtime::Isa::kAvx2))
+    Tell("this processor has no AVX2: the reference kernels run, which are many times slower\n");
   nlohmann::json machine;
   if (wanted) {
     ASSIGN_OR_RETURN(machine, MachineOfKernels(threads));

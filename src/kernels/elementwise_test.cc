@@ -282,7 +282,7 @@ TEST_P(ElementwiseOpsTest, RopeRotatesEachHeadByRowPosition) {
 }
 
 TEST(RopeDeathTest, RefusesToRotateBeyondAHead) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  testing::FLAGS_gtest_death_test_style = "threadsafe";  // GTEST_FLAG_SET is new in GoogleTest 1.12
   TestContext test(runtime::Isa::kRef, 1);
   std::vector<float> x(32);
   const std::vector<float> angles(16);

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "checkpoint/safetensors_writer.h"
+#include "checkpoint/test_files.h"
 #include "models/numa_nodes.h"
 #include "models/test_session.h"
 #include "models/weight_image.h"
@@ -36,8 +37,7 @@ class Copy {
     tensors_.push_back(checkpoint::HeldTensor(name, dtype, shape, bytes));
   }
   std::string Write() const {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    std::string folder = testing::TempDir() + test->test_suite_name() + "-" + test->name();
+    std::string folder = folder_.Path("model");
     std::filesystem::create_directories(folder);
     std::ofstream(folder + "/config.json") << config_.dump();
     const Status status = checkpoint::WriteSafetensors(folder + "/model.safetensors", tensors_, {});
@@ -46,6 +46,7 @@ class Copy {
   }
 
  private:
+  checkpoint::TestFolder folder_;
   std::unique_ptr<checkpoint::Checkpoint> source_;
   nlohmann::json config_;
   std::vector<TensorOutput> tensors_;

@@ -44,6 +44,74 @@ class RunTest(unittest.TestCase):
         self.assertEqual((result.returncode, result.stderr), (2, "usage: ask.py URL QUESTION\n"))
 
 
+class SetupTest(unittest.TestCase):
+    """Tests a copy of ./run, for a user without root, with stand-ins for the programs that it calls."""
+
+    OPTIONAL = "chromium|nginx*|etcd-server|*openmpi*|libucx-dev|npm"
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-e2e-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        shutil.copy(ROOT / "run", self.folder)
+        (self.folder / "bin").mkdir()
+        for name in ("bash", "dirname", "nproc", "grep", "sed", "awk", "sort", "head", "mkdir", "cat"):
+            (self.folder / "bin" / name).symlink_to(shutil.which(name))
+        self.stand_in("uname", "echo x86_64")
+        self.stand_in("id", "echo 1000")
+        self.stand_in("cargo", "echo cargo 1.99.0")
+        self.stand_in("dpkg-query", f"""for name; do :; done
+case "$name" in {self.OPTIONAL}) exit 1 ;; esac
+echo install ok installed""")
+        self.stand_in("apt-cache", "exit 0")
+        self.stand_in("cmake", 'echo "$HOME" >home; exit 3')
+
+    def stand_in(self, name, script):
+        path = self.folder / "bin" / name
+        path.write_text("#!/bin/sh\n" + script + "\n")
+        path.chmod(0o755)
+
+    def ask(self, *arguments, **environment):
+        return subprocess.run([str(self.folder / "run"), *arguments], capture_output=True, text=True, timeout=patient(60),
+                              env={"PATH": str(self.folder / "bin"), "HOME": str(self.folder), **environment})
+
+    def test_optional_packages_need_no_root(self):
+        result = self.ask("test", "-N")
+        self.assertEqual(result.returncode, 3, result.stderr)  # of cmake
+        self.assertIn("no Chromium", result.stderr)
+
+    def test_packages_that_a_release_lacks_are_not_asked_for(self):
+        self.stand_in("apt-cache", 'test "$1" = policy && echo "500 http://deb.example.org main amd64 Packages"')
+        self.stand_in("sudo", f': >"{self.folder}/asked"; exit 1')
+        result = self.ask("test", "-N")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("no Chromium", result.stderr)
+        self.assertFalse((self.folder / "asked").exists(), result.stderr)
+
+    def test_a_build_reports_the_parts_that_it_lacks(self):
+        self.stand_in("cmake", 'echo "-- MPI not found: no MPI"; echo "-- Done"; exit 3')
+        result = self.ask("build")
+        self.assertEqual(result.returncode, 3)
+        self.assertIn("MPI not found", result.stderr)
+        self.assertNotIn("Done", result.stderr + result.stdout)
+
+    def test_required_packages_need_root(self):
+        self.stand_in("dpkg-query", "exit 1")
+        result = self.ask("setup")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("needs root", result.stderr)
+
+    def test_a_home_that_cannot_be_written_is_replaced(self):
+        for home, used in ((self.folder, self.folder), ("/nonexistent", self.folder / "build" / "home")):
+            self.assertEqual(self.ask("build", HOME=str(home)).returncode, 3)
+            self.assertEqual((self.folder / "home").read_text(), f"{used}\n")
+
+    def test_other_processors_are_refused(self):
+        self.stand_in("uname", "echo aarch64")
+        result = self.ask("setup")
+        self.assertEqual((result.returncode, len(result.stderr.splitlines())), (1, 1))
+        self.assertIn("aarch64", result.stderr)
+
+
 class MakeModelTest(unittest.TestCase):
     """Tests make.sh of moesaic-smol with stand-ins for the programs that it calls."""
 

@@ -21,14 +21,16 @@ PATIENCE = {f"AIPERF_SERVICE_{name}": value for name, value in {
 
 class AiPerf(unittest.TestCase):
     def profile(self, server, kind):
-        with tempfile.TemporaryDirectory() as folder:
+        # AIPerf leaves files in its temporary folder, to which its processes may still write.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             ran = subprocess.run(
                 [pathlib.Path(sys.executable).with_name("aiperf"), "profile", "--model", "moesaic-tiny", "--url", server.url,
                  "--endpoint-type", kind, "--streaming", "--concurrency", "4", "--request-count", str(REQUESTS),
                  "--tokenizer", str(MODEL), "--synthetic-input-tokens-mean", "100", "--synthetic-input-tokens-stddev", "0",
                  "--output-tokens-mean", str(OUTPUT), "--extra-inputs", "ignore_eos:true", "--random-seed", "1",
                  "--ui", "none", "--output-artifact-dir", folder],
-                cwd=folder, capture_output=True, text=True, timeout=patient(600), env={**os.environ, **PATIENCE})
+                cwd=folder, capture_output=True, text=True, timeout=patient(600),
+                env={**os.environ, **PATIENCE, "TMPDIR": folder})
             self.assertEqual(ran.returncode, 0, ran.stdout[-3000:] + ran.stderr[-3000:])
             report = next(pathlib.Path(folder).rglob("profile_export_aiperf.json"))
             return json.loads(report.read_text())

@@ -18,6 +18,7 @@ from serving import MODEL, patient, serving
 from with_clients import missing
 
 INSTALL_SECONDS = 900
+MIN_NODE = 18  # has node:test and fetch
 TEST_SECONDS = patient(600)
 
 
@@ -49,6 +50,9 @@ def main():
     if "--chromium" in sys.argv and not browser:
         return missing("Chromium", "no chromium on PATH (Debian's package chromium)")
     try:
+        version = subprocess.run(["node", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+        if int(version.lstrip("v").split(".")[0]) < MIN_NODE:
+            return missing(f"Node.js {MIN_NODE} or newer", f"found {version}")
         install(folder, script.parent)
     except (subprocess.SubprocessError, OSError) as error:
         return missing("Node.js, npm, or a package", error)

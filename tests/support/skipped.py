@@ -12,7 +12,7 @@ import re
 import sys
 
 SECTION = re.compile(r"^\d+/\d+ Testing: (.+)$", re.M)
-GTEST = re.compile(r"^\S+:\d+: Skipped\n(.*?)\n?^\[  SKIPPED \] (\S+)", re.M | re.S)
+GTEST = re.compile(r"^[^\n]+:\d+: Skipped\n(.*?)\n?^\[  SKIPPED \] (\S+)", re.M | re.S)
 UNITTEST = re.compile(r"^(\w+) \([\w.]+\)(?:\n.*?)? \.\.\. skipped (['\"])(.*)\2$", re.M)
 SCRIPT = re.compile(r"^SKIPPED: (.+)$", re.M)
 QUIET = re.compile(r"^OK \((?:.*, )?skipped=(\d+)", re.M)

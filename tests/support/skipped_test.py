@@ -8,14 +8,19 @@ LOG = """\
 1/4 Testing: kernels_test.1of2
 Output:
 [ RUN      ] Cards.Compile
-/src/a_test.cc:11: Skipped
+/a folder/src/a_test.cc:11: Skipped
 no card: install
   the driver
 [  SKIPPED ] Cards.Compile (3 ms)
+[ RUN      ] Cards.Link
+/a folder/src/a_test.cc:21: Skipped
+no linker
+[  SKIPPED ] Cards.Link (0 ms)
 [ RUN      ] Cards.Run
 [       OK ] Cards.Run (0 ms)
-[  SKIPPED ] 1 test, listed below:
+[  SKIPPED ] 2 tests, listed below:
 [  SKIPPED ] Cards.Compile
+[  SKIPPED ] Cards.Link
 <end of output>
 2/4 Testing: e2e_output
 test_read_only (__main__.FileTest.test_read_only) ... skipped 'root may write everywhere'
@@ -34,6 +39,7 @@ class SkippedTest(unittest.TestCase):
     def test_each_kind_of_output_is_read(self):
         self.assertEqual(skipped.skipped(LOG), [
             ("kernels_test.1of2", "Cards.Compile", "no card: install the driver"),
+            ("kernels_test.1of2", "Cards.Link", "no linker"),
             ("e2e_output", "test_read_only", "root may write everywhere"),
             ("e2e_output", "test_documented", "it's root"),
             ("server_tls", None, "there is no openssl"),

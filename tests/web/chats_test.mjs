@@ -238,6 +238,11 @@ test("the keyboard reaches the list, its menus and the message", () => withPage(
   const unnamed = await page.evaluate(() => [...document.querySelectorAll("button, input, textarea, a")].filter((node) => node.offsetParent &&
     !(node.getAttribute("aria-label") || node.innerText.trim() || node.labels?.length)).map((node) => node.outerHTML));
   assert.deepEqual(unnamed, []);
+  await page.getByText("Skip to the message").focus();
+  await page.keyboard.press("Enter");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");
+  assert.equal(await page.locator(".turn").count(), 2, "the conversation stays open");
+  assert.equal(await page.getAttribute("#tab-chat", "aria-current"), "page");
   await page.goto(`${url}/`);
   await ready(page);
   assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");

@@ -1,7 +1,7 @@
 // Tests formatted answers: GitHub's Markdown, code, math, and the removal of harmful HTML.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { ON_PHONE, allowRefusals, answer, answerWith, ask, noSidewaysScroll, open, shot, url, withPage } from "./browser.mjs";
+import { ON_PHONE, allowRefusals, answer, answerWith, ask, noSidewaysScroll, open, ready, shot, url, withPage } from "./browser.mjs";
 
 const RICH = `# Sorting
 
@@ -157,6 +157,17 @@ test("text of a model cannot run code, load files or imitate the page", () => wi
   await page.getByText("Image: a cat").waitFor();
   allowRefusals(faults);
   await shot(page, "attacks");
+}));
+
+test("text that the lexer cannot nest is shown as plain text, also after a reload", () => withPage({}, async (page) => {
+  await open(page);
+  const deep = `${">".repeat(20000)} deep`;
+  const text = await show(page, deep);
+  assert.equal(await text.innerText(), deep);
+  await page.reload();
+  await ready(page);
+  assert.equal(await answer(page).locator(".prose").innerText(), deep);
+  assert.equal(await page.locator(".turn").count(), 2);
 }));
 
 test("user text stays text", () => withPage({}, async (page) => {

@@ -71,7 +71,8 @@ async function route() {
   const shown = view === "operations" ? view : "chat";
   for (const name of ["chat", "operations"]) {
     byId(name).hidden = name !== shown;
-    byId(`tab-${name}`).toggleAttribute("aria-current", name === shown);
+    if (name === shown) byId(`tab-${name}`).setAttribute("aria-current", "page"); // an empty value means false
+    else byId(`tab-${name}`).removeAttribute("aria-current");
   }
   document.body.dataset.view = shown;
   operations.shown = shown === "operations";
@@ -85,6 +86,11 @@ async function route() {
   document.title = conversation ? `${conversation.title} · Moesaic` : "Moesaic";
 }
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the open conversation
+  if (document.body.dataset.view === "operations") location.hash = byId("tab-chat").hash;
+  byId("prompt").focus();
+});
 for (const kind of ["start", "end"]) answers.addEventListener(kind, showBusy);
 answers.addEventListener("end", ({ detail }) => { if (detail.status === "failed") model = ""; }); // the server may have another model now
 answers.addEventListener("end", ({ detail }) => announce(detail.status === "done" ? "The answer is complete." : detail.error ?? "The answer has stopped."));
@@ -104,7 +110,7 @@ operations.start();
 const [markdown] = await Promise.allSettled([loadMarkdown(), chats.load()]);
 if (!hasLibraries || markdown.status === "rejected") {
   byId("notice").textContent = hasLibraries ? `Text is shown without formatting: ${markdown.reason.message}.`
-    : "This server was built without npm: text is shown without formatting, and there are no charts.";
+    : "This server was built without the libraries of this page: text is shown without formatting, and there are no charts.";
   byId("notice").hidden = false;
 }
 addEventListener("hashchange", route);

@@ -38,6 +38,7 @@ export class MarkdownView {
   #tail = null; // node of the block that still grows
   #finished = false;
   #fence = null; // {close, code, text, seen} of the last block if it is an open fence
+  #plain = false; // true if the text cannot be rendered
 
   constructor(root) {
     this.#root = root;
@@ -45,11 +46,20 @@ export class MarkdownView {
 
   /// Renders `source`, which begins with the source of the last call. `done` is true if the text is complete.
   update(source, done) {
-    if (!marked) {
-      this.#root.textContent = source;
-      this.#root.classList.add("plain");
-      return;
+    if (marked && !this.#plain) {
+      try {
+        this.#render(source, done);
+        return;
+      } catch (error) { // thousands of nested quotes or lists exceed the stack of the lexer
+        this.#plain = true;
+        console.warn("An answer is shown as plain text:", error);
+      }
     }
+    this.#root.textContent = source;
+    this.#root.classList.add("plain");
+  }
+
+  #render(source, done) {
     if (source.includes("\r")) source = source.replace(/\r\n?/g, "\n"); // the lexer counts one character for CR LF
     if (done) return this.#finish(source);
     if (this.#finished) this.#restart(); // the answer continues, possibly without its trailing spaces

@@ -32,9 +32,11 @@ const tile = (name, value, unit = "") => make("div", { class: "tile" }, make("di
   make("div", { class: "value" }, value, unit ? make("small", {}, unit) : null));
 
 function setHealth(state, text) {
-  byId("health").dataset.state = state;
-  byId("health").textContent = text;
-  byId("health").title = text;
+  const health = byId("health");
+  health.dataset.state = state;
+  if (health.textContent === text) return; // screen readers announce each change of this element
+  health.textContent = text;
+  health.title = text;
 }
 
 export class Operations {

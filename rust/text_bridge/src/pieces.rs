@@ -99,14 +99,21 @@ pub enum Piece {
     RawByte(u8),
 }
 
+/// Maximum bytes that replacements may add to a token. Each step of a forged file may double it.
+const MAX_ADDED_BYTES: usize = 1 << 12;
+
 impl Scheme {
-    pub fn piece(&self, token: &str) -> Piece {
-        match self {
+    pub fn piece(&self, token: &str) -> Result<Piece> {
+        Ok(match self {
             Scheme::ByteLevel => Piece::Bytes(byte_level_bytes(token)),
             Scheme::Joined => Piece::Bytes(token.as_bytes().to_vec()),
             Scheme::SentencePiece(spm) => {
                 let mut text = token.to_string();
                 for (from, to) in &spm.replacements {
+                    let added = text.matches(from.as_str()).count().saturating_mul(to.len());
+                    if text.len().saturating_add(added) > token.len() + MAX_ADDED_BYTES {
+                        return Err(refused(&format!("Replace adds {added} bytes to a token")));
+                    }
                     text = text.replace(from.as_str(), to);
                 }
                 match raw_byte(&text) {
@@ -114,7 +121,7 @@ impl Scheme {
                     _ => Piece::Bytes(text.into_bytes()),
                 }
             }
-        }
+        })
     }
 }
 
@@ -143,6 +150,13 @@ fn byte_of_char(c: char) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn replacements_that_double_a_token_are_refused() {
+        let double = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
+        let decoder = serde_json::json!({"type": "Sequence", "decoders": vec![double; 64]});
+        assert!(scheme_of(&decoder).unwrap().piece("a").is_err());
+    }
 
     #[test]
     fn byte_alphabet_is_a_bijection() {

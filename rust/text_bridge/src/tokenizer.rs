@@ -66,7 +66,7 @@ pub fn tokenizer_from_json(
             let Some(token) = added.simple_id_to_token(id).or_else(|| hf.id_to_token(id)) else {
                 continue;
             };
-            pieces[id as usize] = scheme.piece(&token);
+            pieces[id as usize] = scheme.piece(&token)?;
             special[id as usize] = added.is_special_token(&token);
             known[id as usize] = true;
         }

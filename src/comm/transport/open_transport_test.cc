@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <fstream>
 #include <map>
 #include <thread>
@@ -83,6 +84,7 @@ TEST(OpenTransportTest, UcxRanksMeetByFlagAndEnvironment) {
   EXPECT_TRUE(Wait(**opened, *id, 20).ok());
   EXPECT_EQ(data[2], std::byte{5});
   other.join();
+  std::remove(path.c_str());
 }
 #else
 TEST(OpenTransportTest, ReportsABuildWithoutUcx) {

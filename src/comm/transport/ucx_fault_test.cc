@@ -272,7 +272,7 @@ double RunJob(int signal, int size, int seed, double patience) {
 
 class UcxFaultTest : public testing::TestWithParam<const char*> {
  protected:
-  static int FirstSeed() { return 10 * GTEST_FLAG_GET(random_seed); }
+  static int FirstSeed() { return 10 * testing::FLAGS_gtest_random_seed; }
 
  private:
   void SetUp() override {

@@ -10,7 +10,7 @@ namespace {
 
 TEST(UcxLibraryDeathTest, LoadingKeepsTheDispositionsOfSignals) {
   // "threadsafe" starts the program again, so the library is loaded here for the first time.
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  testing::FLAGS_gtest_death_test_style = "threadsafe";  // GTEST_FLAG_SET is new in GoogleTest 1.12
   const auto load = [] {
     signal(SIGHUP, SIG_IGN);
     struct sigaction fault {};

@@ -45,7 +45,7 @@ HEAD = """<!-- Written by bench/performance.py from bench/results: edit these, a
 This page compares the speed of Moesaic with other programs on the same machine and the same files. Use it to estimate
 the speed of your hardware, or to check that a change of the code made nothing slower.
 
-- **Ratio** is how many times as good Moesaic is: above 1, Moesaic is faster (or the error is smaller). It is the
+- **Ratio** is Moesaic's speed / the peer's, or the peer's time or error / Moesaic's: above 1, Moesaic is better. It is the
   median of the ratios within each round, so it can differ from the quotient of the two medians.
 - **Best peer** is the fastest other program in that run. In italics it is Moesaic itself with the named setting.
 - Values are medians, in tokens per second where the test names no unit. "A to B" is the range of several runs. The
@@ -61,7 +61,7 @@ TAIL = """
 ## Reproduce it
 
 ```console
-$ ./run bench            # all suites of bench/suites, 5 rounds: about an hour on two cores
+$ ./run bench            # all suites of bench/suites, 5 rounds: about an hour on two cores, 36 GB of models in build/
 $ ./run bench --quick    # the main cases, 3 rounds: about five minutes without peers
 $ LLAMA_CPP=FOLDER IK_LLAMA_CPP=FOLDER PYTHON=python-with-torch-and-tokenizers ./run bench
 $ bench/performance.py --add MACHINE --about "2 cores of a ..."    # store the rounds, then run it without flags
@@ -77,6 +77,7 @@ commands; `bench/run.sh SUITE` runs one suite.
 - No complete large model was run: memory was too small. Start-up and page-cache effects of large files are not shown.
 - The hosts are shared, so absolute speeds change by up to a third from day to day. Compare ratios, not tokens per second.
 - vLLM and SGLang were not run as servers. GPUs are not supported.
+- A selection of bench/results. Not shown: llm-compressor's `rtn` is closer to bf16 (KL ratio 0.95 for w8a8, 0.98 for w4a16).
 - `†`: the run did not record its commit. The commit of the results file added the numbers to the documents.
 - Each row is from the newest commit that measured it. Older commits are not repeated on newer code.
 

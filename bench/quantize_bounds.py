@@ -200,7 +200,7 @@ def measure(moesaic, source, out, scheme, method, memory, io, flags, cage):
         planned = re.search(r"Hessians.*forward.*", plan)
         print(f"planned: {planned.group(0).strip()}; " + re.search(r"^calibration +(.*)", plan, re.M).group(1))
     shutil.rmtree(out)
-    bound = re.search(r"; (.+) is the bound", plan)
+    bound = re.search(r"; limited by (.+)", plan)
     return {"peak": peak, "io": (moved_in + moved_out) / least, "seconds": took,
             "disk": (moved_in / reads + moved_out / writes) / took,
             "planned": seconds(plan, r"in all +" if flags else r"time +"),

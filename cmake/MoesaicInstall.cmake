@@ -1,5 +1,6 @@
-# `cmake --install` and the Debian package (`cpack --config build/release/CPackConfig.cmake`): the binary, its man page,
-# completions for bash, zsh and fish, the systemd unit and the licence. `cmake --install` adds libraries and headers.
+# `cmake --install` and the Debian package (`cpack --config build/release/CPackConfig.cmake`): the binary, the nginx module
+# (component `proxy`), the man page, completions for bash, zsh and fish, the systemd unit, topology files, documentation and
+# the licence. `cmake --install` adds libraries and headers.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
 set(generated ${CMAKE_BINARY_DIR}/install)
@@ -27,7 +28,10 @@ install(CODE "
   file(READ \"${CMAKE_SOURCE_DIR}/deploy/systemd/moesaic.service\" unit)
   string(REPLACE /usr/local/bin/ \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/\" unit \"\${unit}\")
   file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib/systemd/system/moesaic.service\" \"\${unit}\")")
+# Help texts name pages of docs/, which link to each other and to README.md.
 install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/topologies DESTINATION ${CMAKE_INSTALL_DATADIR}/moesaic)
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)
 
 # The component `dev`: static libraries, headers and the CMake package. The Debian package does not have it.
@@ -50,7 +54,7 @@ export(TARGETS moesaic_flags moesaic_base moesaic_runtime moesaic_tensor moesaic
        NAMESPACE moesaic:: FILE ${CMAKE_BINARY_DIR}/python/libraries.cmake)
 
 set(CPACK_GENERATOR DEB)
-set(CPACK_INSTALL_CMAKE_PROJECTS "${CMAKE_BINARY_DIR};moesaic;Unspecified;/")
+set(CPACK_INSTALL_CMAKE_PROJECTS "${CMAKE_BINARY_DIR};moesaic;Unspecified;/" "${CMAKE_BINARY_DIR};moesaic;proxy;/")
 set(CPACK_PACKAGE_NAME moesaic)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_CONTACT "The Moesaic developers <moesaic@localhost>")
@@ -61,6 +65,8 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # reads the libraries that the binary links to; needs dpkg-dev
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libucx0")  # is opened at run time, for several ranks
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "nginx")     # moesaic proxy; the module fits the version that it was built with
 set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${CMAKE_SOURCE_DIR}/deploy/debian/postinst ${CMAKE_SOURCE_DIR}/deploy/debian/prerm)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)

@@ -44,7 +44,9 @@ def main():
     page += [".SH EXIT STATUS",
              "0 after success, 1 after a failure, 2 for wrong usage, and 128 plus the number of the signal that ended "
              "the run.", ".SH FILES", ".TP", ".I ~/.cache/moesaic", "Kernel choices that",
-             ".B moesaic tune", "measured.", ".SH SEE ALSO", ".BR nginx (8)"]
+             ".B moesaic tune", "measured.", ".TP", ".I ~/.local/state/moesaic/chat_history",
+             "Lines that were entered in", ".B moesaic chat.", ".TP", ".I ~/.cache/huggingface/hub",
+             "Models that are named by their id.", ".SH SEE ALSO", ".BR nginx (8)"]
     with open(output, "w", encoding="utf-8") as file:
         file.write("\n".join(page) + "\n")
 

@@ -1,10 +1,12 @@
 // `moesaic carve MODEL` converts a dense Llama-like model into a mixture of experts.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <optional>
 
+#include "app/calibration_text.h"
 #include "app/interrupt.h"
 #include "app/model_text.h"
 #include "app/new_folder.h"
@@ -14,11 +16,13 @@
 #include "app/verb.h"
 #include "carve/carve.h"
 #include "checkpoint/checkpoint.h"
-#include "quantizer/calibrate/calibration_tokens.h"
+#include "models/model_info.h"
 #include "runtime/atomic_file.h"
 
 namespace moesaic::app {
 namespace {
+
+constexpr int kMaxSequence = 2048;  // tokens; longer texts are split
 
 struct CarveFlags {
   std::string model, calibration, out;
@@ -65,9 +69,13 @@ Status RunCarve(CarveFlags options) {
   ASSIGN_OR_RETURN(const kernels::KernelTable kernels, KernelsOfHost());
   ASSIGN_OR_RETURN(const auto pool, MakeThreads(options.threads));
   ASSIGN_OR_RETURN(const auto source, checkpoint::Checkpoint::Open(options.model));
-  const int vocab = source->config().value("vocab_size", 0);
+  ASSIGN_OR_RETURN(const models::DecoderSpec spec,
+                   models::SpecFromConfig(source->config(), models::ConfigFile(*source)));
   ASSIGN_OR_RETURN(const auto calibration,
-                   quantizer::ReadCalibrationTokens(options.calibration, vocab, options.carving.max_tokens));
+                   ReadCalibrationFile({.path = options.calibration,
+                                        .max_tokens = options.carving.max_tokens,
+                                        .sequence_length = std::min(kMaxSequence, spec.context)},
+                                       *source));
   const InterruptGuard guard;
   ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> folder, NewFolder::Create(options.out));
   const auto start = std::chrono::steady_clock::now();
@@ -106,7 +114,8 @@ void AddCarve(Verb& root, VerbRun& run) {
   verb.AddOption("MODEL", options->model, "Hugging Face folder or .gguf file of a LlamaForCausalLM")
       .Transform(ResolveModelPath);
   verb.AddOption("--calibration", options->calibration,
-                 "Safetensors file with token ids: I32 \"tokens\" [n, length]")
+                 "Text: .txt, .jsonl of {\"text\"} or {\"messages\"}, or .safetensors with token ids, "
+                 "I32 \"tokens\" [n, length]")
       .ExistingFile();
   verb.AddOption("-o,--out", options->out, "Hugging Face folder to write");
   verb.AddOption("--slices", carving.slices, "Number of slices of an FFN").Range(2, 4096).ShowDefault();

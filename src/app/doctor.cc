@@ -71,8 +71,9 @@ std::string MachineText(const runtime::Topology& topology, const runtime::CpuFea
   std::vector<std::vector<std::string>> rows = {
       {"machine", ""},
       {"processor", topology.cpu_model},
-      {"cores", fmt::format("{} cores, {} hardware threads, {} sockets", topology.cores,
-                            topology.hardware_threads, topology.sockets)},
+      {"cores", fmt::format("{}, {}, {}", Counted(topology.cores, "core"),
+                            Counted(topology.hardware_threads, "hardware thread"),
+                            Counted(topology.sockets, "socket"))},
       {"threads used", std::to_string(topology.DefaultThreads())},
       {"instruction sets", fmt::format("{}", fmt::join(IsaNames(cpu), " "))},
       {"caches", caches},

@@ -30,6 +30,7 @@ void AddHelp(Verb& verbs, VerbRun& run) {
 
 void AddVersion(Verb& root, VerbRun& run) {
   Verb verb = root.AddVerb("version", "Print the version");
+  verb.Footer("Example:\n  moesaic version");  // otherwise CLI11 shows that of all verbs
   verb.OnParsed([&run] {
     run = [] {
       Print("moesaic {}\n", MOESAIC_VERSION);

@@ -164,8 +164,7 @@ void PrintFacts(const models::ModelInfo& info, const checkpoint::Checkpoint& sou
   };
   if (info.mtp_layers > 0) {
     rows.push_back(
-        {"MTP", fmt::format("{} more, {} parameters, {}, not loaded",
-                            info.mtp_layers == 1 ? "1 layer" : fmt::format("{} layers", info.mtp_layers),
+        {"MTP", fmt::format("{}, {} parameters, {}, not loaded", Counted(info.mtp_layers, "extra layer"),
                             FormatCount(static_cast<double>(info.mtp_parameters)),
                             FormatBytes(static_cast<double>(info.mtp_weight_bytes)))});
   }

@@ -365,9 +365,9 @@ Status RunPlacementCompare(const PlacementFlags& flags) {
                                         {"refused", refused}};
     WriteOutput(all.dump(2) + "\n");
   } else {
-    Print("{} workloads, {} layers of {} experts, {} ranks, {} slots\n\n{}", loads.size(),
-          loads.front().total.layers, loads.front().total.experts, options.ranks, options.slots,
-          FormatTable(rows, /*markdown=*/false));
+    Print("{}, {} of {} experts, {} ranks, {} slots\n\n{}", Counted(std::ssize(loads), "workload"),
+          Counted(loads.front().total.layers, "layer"), loads.front().total.experts, options.ranks,
+          options.slots, FormatTable(rows, /*markdown=*/false));
   }
   return OkStatus();
 }
@@ -408,9 +408,9 @@ Status RunPlacementFront(const PlacementFlags& flags) {
   if (flags.json) {
     WriteOutput(json.dump(2) + "\n");
   } else {
-    Print("{} workloads, {} layers of {} experts, {} ranks on {} nodes, {} slots\n\n{}", loads.size(),
-          loads.front().total.layers, loads.front().total.experts, options.ranks, options.nodes,
-          options.slots, FormatTable(rows, /*markdown=*/false));
+    Print("{}, {} of {} experts, {} ranks on {}, {} slots\n\n{}", Counted(std::ssize(loads), "workload"),
+          Counted(loads.front().total.layers, "layer"), loads.front().total.experts, options.ranks,
+          Counted(options.nodes, "node"), options.slots, FormatTable(rows, /*markdown=*/false));
   }
   return OkStatus();
 }

@@ -209,8 +209,8 @@ Status PrintBalance(const PlacementFlags& flags, const Placement& placement, std
         placement.layers.size(), placement.ranks(), placement.max_slots(), Replicas(placement), duplicates,
         FormatTable(rows, /*markdown=*/false));
   if (migration) {
-    Print("\n{} experts move from {}, at most {} of a layer; at most {} rounds per layer\n",
-          migration->experts, flags.current, migration->most_experts, migration->most_rounds);
+    Print("\n{} experts move from {}, at most {} of a layer; at most {} per layer\n", migration->experts,
+          flags.current, migration->most_experts, Counted(migration->most_rounds, "round"));
   }
   return OkStatus();
 }

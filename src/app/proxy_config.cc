@@ -1,7 +1,6 @@
 #include "app/proxy_config.h"
 
 #include <fmt/format.h>
-#include <pwd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -76,6 +75,24 @@ StatusOr<std::vector<std::string>> MetaserverAllow(const ProxyFlags& flags, cons
       unknown);
 }
 
+// Returns the lines of `flags.engine_file` as directives.
+StatusOr<std::string> EngineLines(const ProxyFlags& flags) {
+  std::ifstream in(flags.engine_file);
+  if (!in) return NotFound("--engines: cannot open '{}'", flags.engine_file);
+  proxy::PoolSettings pool;
+  std::string text, line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    std::vector<std::string> words = Split(line.substr(0, line.find('#')), " \t\r,");
+    if (words.empty()) continue;
+    words.insert(words.begin(), "engine");
+    ASSIGN_OR_RETURN(const std::string directive,
+                     Line(pool, words, fmt::format("{}:{}", flags.engine_file, number)));
+    text += directive;
+  }
+  if (text.empty()) return InvalidArgument("--engines: '{}' names no engine", flags.engine_file);
+  return text;
+}
+
 // Returns the directives of the pool, and applies them to `pool`.
 StatusOr<std::string> PoolText(const ProxyFlags& flags, const std::string& folder,
                                const std::string& transfer, proxy::PoolSettings& pool) {
@@ -119,25 +136,30 @@ StatusOr<std::string> PoolText(const ProxyFlags& flags, const std::string& folde
     ASSIGN_OR_RETURN(const std::vector<std::string> words, MetaserverAllow(flags, pool));
     RETURN_IF_ERROR(add(words, "--transfer"));
   }
-  if (!flags.engine_file.empty()) body += fmt::format("    include {};\n", Word(folder + "/engines.conf"));
+  if (!flags.engine_file.empty() && folder.empty()) {
+    ASSIGN_OR_RETURN(const std::string engines, EngineLines(flags));
+    body += engines;
+  } else if (!flags.engine_file.empty()) {
+    body += fmt::format("    include {};\n", Word(folder + "/engines.conf"));
+  }
   return body;
 }
 
-// Returns the main context of nginx up to the first line of its http block.
+// Returns the main context of nginx up to the first line of its http block. Without a folder it leaves pid,
+// log and daemon to nginx's defaults and to its command line. The user of the workers of a master that runs
+// as root is nginx's default, which has no rights.
 std::string MainText(const ProxyFlags& flags, const std::string& folder, const std::string& module) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int workers = flags.workers > 0 ? flags.workers : std::min(cores, kMaxWorkers);
 
   std::string text = fmt::format("load_module {};\n", Word(module));
-  if (geteuid() == 0) {
-    const passwd* user = getpwuid(geteuid());
-    text += fmt::format("user {};\n", user == nullptr ? "root" : user->pw_name);
-  }
+  if (!folder.empty())
+    text += fmt::format("daemon off;\npid {};\nerror_log stderr notice;\n", Word(folder + "/nginx.pid"));
   fmt::format_to(std::back_inserter(text),
-                 "daemon off;\nworker_processes {};\nworker_rlimit_nofile 65536;\npid {};\n"
-                 "error_log stderr notice;\nthread_pool default threads={} max_queue=65536;\n"
+                 "worker_processes {};\nworker_rlimit_nofile 65536;\n"
+                 "thread_pool default threads={} max_queue=65536;\n"
                  "events {{ worker_connections 16384; }}\nhttp {{\n",
-                 workers, Word(folder + "/nginx.pid"), std::max(2, cores / workers));
+                 workers, std::max(2, cores / workers));
   return text;
 }
 
@@ -222,8 +244,10 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   ASSIGN_OR_RETURN(const std::string body, PoolText(flags, folder, transfer, pool));
   ASSIGN_OR_RETURN(const std::string module, FindProxyModule(flags));
   std::string text = MainText(flags, folder, module) + LogText(flags);
-  for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
-    text += fmt::format("  {}_temp_path {};\n", kind, Word(fmt::format("{}/{}", folder, kind)));
+  if (!folder.empty()) {
+    for (const char* kind : {"client_body", "proxy", "fastcgi", "uwsgi", "scgi"}) {
+      text += fmt::format("  {}_temp_path {};\n", kind, Word(fmt::format("{}/{}", folder, kind)));
+    }
   }
   if (!pool.named.empty() || !pool.etcd.empty() || !flags.engine_file.empty() || !flags.resolvers.empty()) {
     StatusOr<std::string> resolver = ResolverText(flags);
@@ -239,19 +263,7 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
 
 Status WriteEngineList(const ProxyFlags& flags, const std::string& folder) {
   if (flags.engine_file.empty()) return OkStatus();
-  std::ifstream in(flags.engine_file);
-  if (!in) return NotFound("--engines: cannot open '{}'", flags.engine_file);
-  proxy::PoolSettings pool;
-  std::string text, line;
-  for (int number = 1; std::getline(in, line); ++number) {
-    std::vector<std::string> words = Split(line.substr(0, line.find('#')), " \t\r,");
-    if (words.empty()) continue;
-    words.insert(words.begin(), "engine");
-    ASSIGN_OR_RETURN(const std::string directive,
-                     Line(pool, words, fmt::format("{}:{}", flags.engine_file, number)));
-    text += directive;
-  }
-  if (text.empty()) return InvalidArgument("--engines: '{}' names no engine", flags.engine_file);
+  ASSIGN_OR_RETURN(const std::string text, EngineLines(flags));
   const std::string path = folder + "/engines.conf";
   std::ofstream out(path);
   out << text;
@@ -278,8 +290,10 @@ StatusOr<std::string> FindProxyModule(const ProxyFlags& flags) {
                                             std::filesystem::path("/usr/lib/nginx/modules") / kName}) {
     if (std::filesystem::exists(path, error)) return path.lexically_normal().string();
   }
-  return NotFound("{} is not built: install nginx-dev and build again, or name the file with --module",
-                  kName);
+  return NotFound(
+      "{} is not built: install nginx-dev, run cmake on the build folder and build again, or name the file "
+      "with --module",
+      kName);
 }
 
 }  // namespace moesaic::app

@@ -24,7 +24,8 @@ struct ProxyFlags {
   bool check = false, print_config = false, reference = false;
 };
 
-/// Returns the text. `folder` holds nginx's pid and temporary files. InvalidArgument names the wrong flag.
+/// Returns the text. `folder` holds nginx's pid and temporary files. Empty: the text is for an nginx that is
+/// started in another way, and has the engines of `flags.engine_file`. InvalidArgument names the wrong flag.
 StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& folder);
 
 /// Writes the engines of `flags.engine_file` as directives into `folder`; does nothing without the file.

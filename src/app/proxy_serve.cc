@@ -2,6 +2,7 @@
 #include "app/proxy_serve.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,6 +39,8 @@ class ProxyFolder {
     if (mkdtemp(name.data()) == nullptr) return IoError("cannot make {}: {}", name, std::strerror(errno));
     folder->path_ = name;
     folder->temporary_ = true;
+    // The workers of root's nginx run as another user, who stores long bodies in folders below this one.
+    if (geteuid() == 0) chmod(name.c_str(), 0711);
     return folder;
   }
   ~ProxyFolder() {
@@ -103,18 +106,21 @@ Status RunProxy(const ProxyFlags& flags) {
     WriteOutput(proxy::DirectiveReference());
     return OkStatus();
   }
-  ASSIGN_OR_RETURN(const auto folder, ProxyFolder::Make(flags.folder));
-  ASSIGN_OR_RETURN(const std::string config, ProxyConfig(flags, folder->path()));
   if (flags.print_config) {
+    ASSIGN_OR_RETURN(const std::string config, ProxyConfig(flags, ""));
     WriteOutput(config);
     return OkStatus();
   }
+  ASSIGN_OR_RETURN(const auto folder, ProxyFolder::Make(flags.folder));
+  ASSIGN_OR_RETURN(const std::string config, ProxyConfig(flags, folder->path()));
   ASSIGN_OR_RETURN(const std::string nginx, FindNginx(flags));
   RETURN_IF_ERROR(WriteEngineList(flags, folder->path()));
   {
-    std::ofstream file(folder->path() + "/nginx.conf");
+    const std::string path = folder->path() + "/nginx.conf";
+    std::ofstream file(path);
+    chmod(path.c_str(), S_IRUSR | S_IWUSR);  // it may have keys
     file << config;
-    if (!file.flush()) return IoError("cannot write {}/nginx.conf", folder->path());
+    if (!file.flush()) return IoError("cannot write {}", path);
   }
   sigset_t signals, mask;
   sigemptyset(&signals);
@@ -180,7 +186,8 @@ void AddProxyServing(Verb proxy, VerbRun& run) {
   proxy.AddOption("--folder", flags->folder,
                   "Folder for nginx's configuration and temporary files (default: a new one)");
   proxy.AddFlag("--check", flags->check, "Test the configuration and exit");
-  proxy.AddFlag("--print-config", flags->print_config, "Print nginx's configuration and exit");
+  proxy.AddFlag("--print-config", flags->print_config,
+                "Print a configuration for an nginx that is started in another way, and exit");
   proxy.AddFlag("--reference", flags->reference, "Print all directives in Markdown and exit");
   proxy.Footer(
       "Examples:\n"

@@ -205,7 +205,7 @@ void PrintQuantizeReport(const QuantizeFlags& options, const quantizer::Quantize
   const std::string of_least = stream.resumed_units > 0 ? " for the remaining units"
                                : report.analysis != nullptr
                                    ? " in addition to the reads of the analysis"
-                                   : fmt::format(", {:.3f} of the minimum", moved / least);
+                                   : fmt::format(", {:.3f} x the minimum bytes", moved / least);
   Print(
       "{}: {} read, {} written{} ({}/s together); {:.1f} s computing, {:.1f} s waiting for reads, {:.1f} s "
       "for writes\n",

@@ -132,7 +132,7 @@ void PrintPlan(const std::string& what, const std::string& model, const std::str
         {"time", fmt::format("disk {}, while calibration computes", FormatSeconds(forecast.disk_seconds))});
   } else {
     rows.push_back(
-        {"time", fmt::format("{}: disk {}, computing {}; {} is the bound", FormatSeconds(forecast.seconds),
+        {"time", fmt::format("{}: disk {}, computing {}; limited by {}", FormatSeconds(forecast.seconds),
                              FormatSeconds(forecast.disk_seconds), FormatSeconds(forecast.compute_seconds),
                              forecast.disk_bound ? "the disk" : "computing")});
   }

@@ -118,7 +118,7 @@ void AddReport(Verb& root, VerbRun& run) {
       .Needs(source);
   AddThreadsFlag(verb, score.model.threads);
   verb.Footer(
-      "Writes report.md and report.html, which needs no other file, into DIR: divergence from the source,\n"
+      "Writes report.md and report.html, which needs no other file, into MODEL: divergence from the source,\n"
       "router flips, weight errors, bytes per token, times, and coverage and losses of calibrated runs.\n"
       "Missing values are omitted, with a line that says how to obtain them.\n\n"
       "Example:\n"

@@ -340,7 +340,7 @@ std::string ShareMoved(const QuantizeRecord& run) {
   if (run.analyzed) return " by the waves, in addition to the reads of the analysis";
   const double least = run.source_bytes.value_or(0) + run.output_bytes.value_or(0);
   if (run.resumed() || !run.source_bytes || !run.output_bytes || least <= 0) return "";
-  return fmt::format(", {:.3f} of the minimum", (*run.read_bytes + *run.written_bytes) / least);
+  return fmt::format(", {:.3f} x the minimum bytes", (*run.read_bytes + *run.written_bytes) / least);
 }
 
 ReportSection Time(const ReportInput& input) {

@@ -54,9 +54,23 @@ StatusOr<std::optional<engine::DiskOptions>> DiskOf(const ServeFlags& flags) {
     return InvalidArgument("--kv-disk-size needs --kv-disk, the folder whose files it limits");
   }
   if (!flags.prefix_cache) return InvalidArgument("--kv-disk goes with --prefix-cache");
+  // The engine would refuse it as well, but after minutes of loading.
+  if (flags.model.job != nullptr && flags.model.job->layout().ranks() > 1)
+    return InvalidArgument(
+        "--kv-disk goes with one rank: its files have whole blocks, and each rank has a part");
   ASSIGN_OR_RETURN(std::string files, DescribeFiles(flags.model.model));
   return engine::DiskOptions{
       .folder = flags.disk_folder, .bytes = flags.disk_bytes, .model = std::move(files)};
+}
+
+// The engine would refuse the events as well, but after minutes of loading.
+Status CheckEvents(const ServeFlags& flags) {
+  if (flags.kv_events.endpoint.empty() || flags.model.job == nullptr) return OkStatus();
+  const parallel::Degrees& degrees = flags.model.job->layout().degrees();
+  if (degrees.data == 1) return OkStatus();
+  return InvalidArgument(
+      "KV events describe one cache, but {} has one for each replica; start one server for each",
+      Name(degrees));
 }
 
 StatusOr<server::ServedModel> ServeModel(const ServeFlags& flags, const ModelText& text,
@@ -296,6 +310,7 @@ Status RunServe(const ServeFlags& flags) {
                            flags.max_sequences, flags.max_batch_tokens);
   }
   ASSIGN_OR_RETURN(const std::optional<engine::DiskOptions> disk, DiskOf(flags));
+  RETURN_IF_ERROR(CheckEvents(flags));
   InterruptGuard guard(HangUp::kReloads);
   LogOptions log_options = flags.log;
   if (flags.no_access_log) log_options.access = "off";

@@ -115,10 +115,9 @@ void AddKeyFlags(Verb& verb, ServeFlags& flags) {
       .OneValue()
       .NotInConfig()
       .Group(group);
-  verb.AddOption(
-          "--admin-key", flags.keys.admin_keys,
-          "API key that may also read /state, /debug/trace and usage by key, and reset the cache; can be "
-          "repeated")
+  verb.AddOption("--admin-key", flags.keys.admin_keys,
+                 "API key that may also read /state, /expert_load, /debug/trace and usage by key, and reset "
+                 "the cache; can be repeated")
       .Check(CheckKey)
       .OneValue()
       .NotInConfig()
@@ -156,7 +155,7 @@ void AddLogGroup(Verb& verb, ServeFlags& flags) {
 
 void AddServerGroup(Verb& verb, ServeFlags& flags) {
   const char* group = "Server";
-  verb.AddOption("--host", flags.http.host, "Address to listen on; 0.0.0.0 or ::: all")
+  verb.AddOption("--host", flags.http.host, "Address to listen on; all addresses: 0.0.0.0, or :: with IPv6")
       .ShowDefault()
       .Group(group);
   verb.AddOption("--port", flags.http.port, "Port to listen on; 0: any free port")
@@ -217,7 +216,7 @@ void AddLimitsGroup(Verb& verb, ServeFlags& flags) {
       .ShowDefault()
       .Group(group);
   verb.AddOption("--max-connections", flags.http.max_connections,
-                 "Maximum number of connections; more get 503")
+                 "Maximum number of connections; a further one replaces the oldest idle one, or gets 503")
       .Range(1, kMaxInt)
       .ShowDefault()
       .Group(group);
@@ -226,7 +225,7 @@ void AddLimitsGroup(Verb& verb, ServeFlags& flags) {
       .ShowDefault()
       .Group(group);
   verb.AddOption("--max-bodies", flags.http.max_total_body_bytes,
-                 "Maximum total size of all requests' bodies")
+                 "Maximum total size of bodies that have arrived and are not handled yet; more get 503")
       .Bytes()
       .ShowDefault()
       .Group(group);
@@ -285,12 +284,13 @@ void AddEventsGroup(Verb& verb, ServeFlags& flags) {
 }  // namespace
 
 void AddServeFlags(Verb& verb, ServeFlags& flags) {
+  // The help shows groups in this order.
+  AddServerGroup(verb, flags);
+  AddLimitsGroup(verb, flags);
+  AddLogGroup(verb, flags);
   AddModelGroup(verb, flags);
   AddSpeculativeFlags(verb, flags.model);
   AddSparsityFlags(verb, flags.model.sparsity, {"off", "dense", "decode", "all"});
-  AddServerGroup(verb, flags);
-  AddLogGroup(verb, flags);
-  AddLimitsGroup(verb, flags);
   AddEventsGroup(verb, flags);
   verb.AddOption("--config", flags.config,
                  "Settings file of KEY = VALUE lines (TOML), with keys named like the flags")
@@ -303,7 +303,8 @@ void AddServeFlags(Verb& verb, ServeFlags& flags) {
       "A flag overrides the environment (--max-queue is MOESAIC_MAX_QUEUE), which overrides the file "
       "(max-queue = 512).\n"
       "SIGTERM or Ctrl-C drains: new requests get 503, running ones finish, and the exit code is 0.\n"
-      "SIGHUP reloads --api-key-file, reopens --log-file and never stops the server.\n"
+      "SIGHUP reloads --api-key-file, --tls-cert and --tls-key, reopens --log-file and never stops the "
+      "server.\n"
       "docs/server.md describes the details.\n\n"
       "Examples:\n"
       "  moesaic serve models/moesaic-tiny\n"

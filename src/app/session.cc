@@ -140,7 +140,9 @@ void AddModelPath(Verb& verb, std::string& model, const char* help) {
 void AddDtypeFlag(Verb& verb, std::string& dtype) {
   std::vector<std::string> names = tensor::QuantizableFormatNames();
   names.insert(names.begin(), "auto");
-  verb.AddOption("--dtype", dtype, "Weight format in memory; auto: the stored format, else bf16")
+  verb.AddOption("--dtype", dtype,
+                 "Weight format in memory; auto: stored codes of 4, 6 and 8 bits are kept (README.md lists "
+                 "the formats), and all others, f16 and f32 included, become bf16")
       .OneOf(names)
       .ShowDefault();
 }

@@ -73,4 +73,8 @@ std::string FormatCount(double count) {
                                      : fmt::format("{:.2f}{}", count, kUnits[unit]));
 }
 
+std::string Counted(int64_t count, const std::string& noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 }  // namespace moesaic::app

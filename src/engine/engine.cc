@@ -98,7 +98,7 @@ Status CheckOptions(const EngineOptions& options, const models::ModelInfo& info)
   }
   if (options.disk && options.layout.ranks() > 1) {
     return InvalidArgument(
-        "blocks on disk ({}) are not supported for {}: each rank would need a folder of its own",
+        "blocks on disk ({}) are not supported for {}: files have whole blocks, and each rank has a part",
         options.disk->folder, Name(options.layout.degrees()));
   }
   if (options.disk && !options.prefix_cache) {

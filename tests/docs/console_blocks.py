@@ -20,7 +20,7 @@ MASKS = (
     (r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?", "#"),
     (r"#( #)+", "#"),  # 1 h 20 min
     # The machine decides these, too.
-    (r"\b(computing|the disk|disk) is the bound", "X is the bound"),
+    (r"\blimited by (computing|the disk)", "limited by X"),
     (r"# free, # (is|are) missing", "# free"),
 )
 

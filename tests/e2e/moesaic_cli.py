@@ -116,8 +116,13 @@ def read_npy(path):
 
 def write_calibration(path, rows=64, length=64, vocab=150):
     """Writes a calibration text for `moesaic carve` with token ids below `vocab`."""
-    tokens = array.array("i", [i % vocab for i in range(rows * length)]).tobytes()
-    header = {"tokens": {"dtype": "I32", "shape": [rows, length], "data_offsets": [0, len(tokens)]}}
+    write_tokens(path, [i % vocab for i in range(rows * length)], rows)
+
+
+def write_tokens(path, ids, rows=1):
+    """Writes a calibration text of `rows` sequences of the same length."""
+    tokens = array.array("i", ids).tobytes()
+    header = {"tokens": {"dtype": "I32", "shape": [rows, len(ids) // rows], "data_offsets": [0, len(tokens)]}}
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + tokens)
 

@@ -32,6 +32,28 @@ def joined(ids):
     return ",".join(map(str, ids))
 
 
+class CarveTest(unittest.TestCase):
+    def test_text_lines_and_token_ids_give_the_same_experts(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            model = folder / "model"
+            shutil.copytree(GOLDEN / "llama-untied-f16", model)
+            cli.add_tokenizer(model)
+            text = "".join(chr(32 + (i * i + 7 * i // 5) % 95) for i in range(1536))
+            (folder / "a.txt").write_text(text)
+            (folder / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
+            ids = json.loads(run("tokenize", model, text, "--no-special").stdout)["ids"]
+            cli.write_tokens(folder / "a.safetensors", ids, rows=3)  # the context has 512 tokens
+            carved = []
+            for ending in ("safetensors", "txt", "jsonl"):
+                out = folder / f"carved-{ending}"
+                run("carve", model, "--calibration", folder / f"a.{ending}", "--slices", "8", "--shared", "2", "--active", "2",
+                    "--out", out)
+                carved.append((out / "model.safetensors").read_bytes())
+            self.assertEqual(carved[0], carved[1])
+            self.assertEqual(carved[0], carved[2])
+
+
 class GoldenTest(unittest.TestCase):
     def test_logits_equal_the_oracles(self):
         with tempfile.TemporaryDirectory() as folder:

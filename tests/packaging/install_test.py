@@ -16,7 +16,9 @@ BUILD = os.environ["MOESAIC_BUILD"]
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 FILES = ["bin/moesaic", "share/man/man1/moesaic.1", "share/bash-completion/completions/moesaic",
          "share/zsh/vendor-completions/_moesaic", "share/fish/vendor_completions.d/moesaic.fish",
-         "lib/systemd/system/moesaic.service", "lib/sysusers.d/moesaic.conf"]
+         "lib/systemd/system/moesaic.service", "lib/sysusers.d/moesaic.conf", "share/doc/moesaic/docs/server.md",
+         "share/moesaic/topologies/h100-2x8-infiniband.json"]
+MODULE = "ngx_http_moesaic_module.so"
 
 
 def run(*command, **options):
@@ -29,6 +31,8 @@ class Tree(unittest.TestCase):
     def check(self, root, prefix):
         for name in FILES:
             self.assertTrue((root / name).is_file(), name)
+        if pathlib.Path(BUILD, "bin", MODULE).exists():
+            self.assertTrue(list(root.glob(f"lib/**/moesaic/{MODULE}")), MODULE)
         moesaic = root / "bin/moesaic"
         version = run(moesaic, "--version").split()
         self.assertEqual(version[0], "moesaic")
@@ -83,6 +87,7 @@ class PackageTest(Tree):
             depends = run("dpkg-deb", "--field", package, "Depends")
             for library in ["libc6", "libfmt", "libhwloc", "liburing", "libzmq"]:
                 self.assertIn(library, depends)
+            self.assertEqual(run("dpkg-deb", "--field", package, "Recommends").strip(), "libucx0")
             run("dpkg-deb", "--extract", package, f"{folder}/root")
             self.check(pathlib.Path(folder) / "root/usr", "/usr")
 

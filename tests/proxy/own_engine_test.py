@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests two engines of this project with the proxy: the official client, cached tokens, equal token ids, `moesaic proxy`."""
 import json
+import os
 import pathlib
 import random
 import re
@@ -140,6 +141,11 @@ class OwnEngines(ProxyTest):
         proxy.idle()
 
 
+def children(column, pid):
+    """Returns a column of ps for the children of a process."""
+    return subprocess.run(["ps", "-o", f"{column}=", "--ppid", str(pid)], capture_output=True, text=True, check=True).stdout.split()
+
+
 class Verb(ProxyTest):
     def command(self, *flags):
         return [str(BINARY), "proxy", "--module", str(MODULE), *map(str, flags)]
@@ -156,6 +162,10 @@ class Verb(ProxyTest):
         printed = subprocess.run(self.command(*flags, "--print-config"), capture_output=True, text=True)
         self.assertEqual(printed.returncode, 0, printed.stderr)
         self.assertIn("moesaic_pool engines {", printed.stdout)
+        # Debian's unit starts nginx by `-g 'daemon on;'`, and a temporary folder is removed when the command ends.
+        self.assertIn(f"engine {engine.url} max_requests=4;", printed.stdout)
+        for word in ("daemon", "user ", "pid ", "_temp_path", "engines.conf"):
+            self.assertNotIn(word, printed.stdout)
         checked = subprocess.run(self.command(*flags, "--check"), capture_output=True, text=True)
         self.assertEqual(checked.returncode, 0, checked.stderr)
         process = subprocess.Popen(self.command(*flags, "--access-log", pathlib.Path(folder.name) / "log"), stderr=subprocess.DEVNULL)
@@ -167,6 +177,12 @@ class Verb(ProxyTest):
             except OSError:
                 return False
         until(answers)
+        # A worker stores this body in a file.
+        body = {"prompt": "a", "max_tokens": 1, "user": "x" * 2_000_000}
+        self.assertEqual(request(HOST, port, "POST", "/v1/completions", body)[0], 200)
+        if os.geteuid() == 0:
+            nginx, = children("pid", process.pid)
+            self.assertNotIn("0", children("uid", nginx))
         other = self.mock()
         engines.write_text(f"{engine.url}\n{other.url}\n")
         process.send_signal(signal.SIGHUP)

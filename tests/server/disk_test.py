@@ -252,6 +252,13 @@ class Disk(unittest.TestCase):
             Server("--kv-disk-size", "2MiB")
         self.assertIn("--kv-disk-size needs --kv-disk", str(refused.exception))
 
+    def test_ranks_are_refused_before_the_model_is_loaded(self):
+        with self.assertRaises(AssertionError) as refused:
+            Server(*self.flags, "-tp", "2")
+        if "no UCX" in str(refused.exception):
+            self.skipTest("the binary was built without UCX")
+        self.assertIn("--kv-disk goes with one rank", str(refused.exception))
+
     def test_two_servers_need_two_folders(self):
         with serving(*self.flags):
             with self.assertRaises(AssertionError) as refused:

@@ -335,7 +335,7 @@ constexpr Directive kDirectives[] = {
      "class share a "
      "latency model); `weight=X` relative speed; `max_requests=N`, `max_prefill_requests=N`, "
      "`max_decode_requests=N`, "
-     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` bounds that hold; `batch_tokens=N` tokens "
+     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` hard limits; `batch_tokens=N` tokens "
      "that the engine computes in one step (vLLM's `max_num_batched_tokens`, 8192 without the option); "
      "`drain`: "
      "the engine finishes its requests and gets no others; `kv_events=ENDPOINT` (with "
@@ -371,7 +371,9 @@ constexpr Directive kDirectives[] = {
      SetForward},
     {"token_cache", "SIZE", "64m", "Memory of each worker for token ids of prompt segments.",
      SetBytes<&PoolSettings::token_cache_bytes>},
-    {"zone", "SIZE", "64m", "Shared memory for requests, engines and the prefix index.",
+    {"zone", "SIZE", "64m",
+     "Shared memory for requests, engines and the prefix index. A KV block takes 29 bytes of it, or 161 if "
+     "more than four engines have the block, and 29 for each of these engines.",
      SetBytes<&PoolSettings::zone_bytes>},
     {"max_engines", "COUNT", "128", "Engines (data-parallel ranks) that the zone has room for.",
      SetCount<&PoolSettings::max_instances>},
@@ -387,7 +389,7 @@ constexpr Directive kDirectives[] = {
      SetDuration<&PoolSettings::queue_timeout>},
     {"starvation_bound", "TIME", "10s",
      "A request that has waited this long is placed before all younger ones.", SetStarvation},
-    {"slo", "TTFT [TPOT]", "", "Targets that the policy orders by.", SetSlo},
+    {"slo", "TTFT [TPOT]", "", "Latency targets (TTFT, TPOT) that decide the order of the queue.", SetSlo},
     {"transfer_cost", "MICROSECONDS_PER_TOKEN [LATENCY]", "0 2ms",
      "With separate prefill: time to move the KV of a token to a decode engine, and of a transfer without "
      "tokens. The policy `moesaic` adds them to the predicted time of a prefill engine, for the tokens that "

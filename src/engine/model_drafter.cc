@@ -77,20 +77,26 @@ Status ModelDrafter::Draft(std::span<const DraftJob> jobs) {
   return OkStatus();
 }
 
-// Computes missing tokens that are too many for one pass of drafts, or all of them if no drafts are needed.
+// Computes missing tokens of chains that need no drafts, or lack too many for the pass that drafts. All
+// chains together get max_rows_ rows, so that a long cached prefix does not hold up other sequences; later
+// steps compute the rest, before the first draft.
 Status ModelDrafter::TakeIn(std::vector<Chain>& chains) {
+  int rows = max_rows_;
   for (Chain& chain : chains) {
     std::vector<int32_t>& known = chain.state->tokens;
-    const int left = chain.depth > 0 ? max_rows_ : 0;
-    while (chain.end - static_cast<int>(known.size()) > left) {
-      const int start = static_cast<int>(known.size()), count = std::min(max_rows_, chain.end - start);
-      const auto tokens = std::span(chain.sequence->tokens).subspan(start, count);
-      StepBatch batch;
-      batch.AddRows({.sequence = chain.sequence->id, .start = start, .first_logits = count}, tokens, {},
-                    chain.state->block_table);
-      RETURN_IF_ERROR(executor_.Run(batch).status());
-      known.insert(known.end(), tokens.begin(), tokens.end());
-    }
+    const int start = static_cast<int>(known.size()), missing = chain.end - start;
+    if (chain.depth > 0 && missing <= kMaxDrafts + 1) continue;  // tokens of the last step
+    const int count = std::min(rows, missing);
+    rows -= count;
+    if (chain.depth > 0 && count == missing) continue;  // computed with the first draft
+    chain.depth = 0;
+    if (count == 0) continue;
+    const auto tokens = std::span(chain.sequence->tokens).subspan(start, count);
+    StepBatch batch;
+    batch.AddRows({.sequence = chain.sequence->id, .start = start, .first_logits = count}, tokens, {},
+                  chain.state->block_table);
+    RETURN_IF_ERROR(executor_.Run(batch).status());
+    known.insert(known.end(), tokens.begin(), tokens.end());
   }
   std::erase_if(chains, [](const Chain& chain) { return chain.depth == 0; });
   return OkStatus();

@@ -35,6 +35,7 @@ struct DraftRecord {
 /// State of speculation for a sequence.
 struct DraftState {
   std::vector<int32_t> tokens;  // draft to be verified after Sequence::tokens in the next step
+  bool cut = false;             // the grammar refuses the token that was drafted after `tokens`
   DraftRecord record;           // of the main drafter
   DraftRecord lookup_record;    // of the additional look-up drafter
   bool looked_up = false;       // the last draft came from the look-up drafter

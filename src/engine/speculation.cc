@@ -28,7 +28,10 @@ size_t CountValid(const text::Grammar& grammar, std::span<const int32_t> tokens)
 void CutInvalid(Sequence& sequence) {
   const text::Grammar* grammar = sequence.request.grammar.get();
   std::vector<int32_t>& tokens = sequence.draft.tokens;
-  if (grammar != nullptr && !tokens.empty()) tokens.resize(CountValid(*grammar, tokens));
+  if (grammar == nullptr || tokens.empty()) return;
+  const size_t drafted = tokens.size();
+  tokens.resize(CountValid(*grammar, tokens));
+  sequence.draft.cut = tokens.size() < drafted;
 }
 
 }  // namespace
@@ -98,6 +101,7 @@ Speculation::Jobs Speculation::MakeJobs(const std::vector<std::unique_ptr<Sequen
   for (const auto& owned : running) {
     Sequence& sequence = *owned;
     sequence.draft.tokens.clear();
+    sequence.draft.cut = false;
     rows -= std::min(rows, sequence.remaining());
     if (sequence.remaining() > 1) {
       if (starts && drafter_->PendingRows(sequence) > 0) {
@@ -148,7 +152,10 @@ void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
     for (const DraftJob& job : jobs) job.sequence->draft.tokens.clear();
     return;
   }
-  for (const DraftJob& job : jobs) CutInvalid(*job.sequence);
+  for (const DraftJob& job : jobs) {
+    CutInvalid(*job.sequence);
+    pending_rows -= drafter->PendingRows(*job.sequence);  // those that the next steps compute
+  }
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (!drafter->is_free()) policy_.CountDrafts(static_cast<int>(jobs.size()), passes, pending_rows, seconds);
 }
@@ -161,14 +168,20 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
     Sequence& sequence = *chunk.sequence;
     rows += chunk.rows();
     decodes_only &= chunk.is_decode();
-    if (chunk.drafts == 0 || chunk.late) continue;
-    ++stats_.drafts;
-    stats_.draft_tokens += chunk.drafts;
-    stats_.accepted_tokens += chunk.accepted;
-    for (int place = 0; place < chunk.accepted; ++place) ++stats_.accepted_at[place];
+    if (chunk.late) continue;
     DraftState& draft = sequence.draft;
     const bool is_free = draft.looked_up || drafter_->is_free();
-    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, chunk.drafts,
+    if (chunk.drafts > 0) {
+      ++stats_.drafts;
+      stats_.draft_tokens += chunk.drafts;
+      stats_.accepted_tokens += chunk.accepted;
+      for (int place = 0; place < chunk.accepted; ++place) ++stats_.accepted_at[place];
+    } else if (is_free || !draft.cut) {
+      continue;  // JudgeFound() counts look-ups that were not verified
+    }
+    // The token that the grammar cut off after a whole draft was drafted and is wrong.
+    const int wrong = draft.cut && chunk.drafts == static_cast<int>(draft.tokens.size()) ? 1 : 0;
+    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, chunk.drafts + wrong,
                          chunk.accepted);
     if (is_free) draft.found.clear();
   }

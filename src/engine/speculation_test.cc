@@ -226,6 +226,47 @@ class Oracle : public Drafter {
   const std::vector<int32_t>& text_;
 };
 
+// Drafts one token that the grammar refuses. The drafts take time.
+class Refused : public Drafter {
+ public:
+  int Limit(const Sequence&, int most) override { return std::min(1, most); }
+  int PendingRows(const Sequence&) const override { return 0; }
+  Status Draft(std::span<const DraftJob> jobs) override {
+    calls += static_cast<int>(jobs.size());
+    for (const DraftJob& job : jobs) job.sequence->draft.tokens = {'z' - '!'};
+    return OkStatus();
+  }
+  int calls = 0;
+};
+
+TEST(SpeculationSourcesTest, DraftsThatTheGrammarRefusesCountAsWrong) {
+  const text::Tokenizer tokenizer = ByteTokenizer();
+  const auto compiler = text::GrammarCompiler::Create(tokenizer, std::vector<int32_t>{94});
+  ASSERT_TRUE(compiler.ok()) << Message(compiler.status());
+  auto owned = std::make_unique<Refused>();
+  const Refused& drafter = *owned;
+  Speculation speculation({std::move(owned), 1}, {}, /*adaptive=*/true);
+  std::vector<std::unique_ptr<Sequence>> running;
+  Sequence& sequence = *running.emplace_back(std::make_unique<Sequence>());
+  sequence.request.prompt = {1};
+  sequence.request.grammar =
+      std::make_shared<text::Grammar>(*compiler->Compile(text::GrammarKind::kRegex, "[ab]{500}"));
+  sequence.tokens = {1, 'a' - '!'};
+  sequence.computed = 1;
+  sequence.limit = 1000;
+  constexpr int kSteps = 200;
+  for (int step = 0; step < kSteps; ++step) {
+    speculation.Draft(running, 100);
+    EXPECT_THAT(sequence.draft.tokens, IsEmpty());
+    StepPlan plan;
+    plan.chunks.push_back({.sequence = &sequence, .count = 1, .new_blocks = 0});
+    speculation.Computed(plan, {}, 1);
+    sequence.tokens.push_back('a' - '!');
+    sequence.computed = sequence.size() - 1;
+  }
+  EXPECT_LT(drafter.calls, kSteps / 2);
+}
+
 // Sequences, including new ones, use no lookups while the module is right and lookups are wrong. They use
 // lookups again once these would have been right, even if no step has verified them.
 TEST(SpeculationSourcesTest, ResumesLookUpsThatWouldBeAccepted) {
@@ -300,6 +341,25 @@ TEST_F(SpeculationTest, ADraftModelKeepsOutputsInFewerSteps) {
   EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
   EXPECT_LE(model.steps, 1 + 50 + 1);
   EXPECT_LE(twin.computed, 301) << "no token is computed twice";
+}
+
+TEST_F(SpeculationTest, ADraftModelReadsACachedPrefixInSeveralSteps) {
+  constexpr int kRows = 40;
+  FakeModel model(1024), twin(1024);
+  auto engine = Make(model, "draft",
+                     {.max_batch_tokens = kRows, .speculative = {.most_tokens = 3, .draft_model = &twin}});
+  Request request = MakeRequest(700, 1, 1, 0);
+  RunAll(*engine, {request});
+  request.prompt.push_back(5);  // follows cached blocks
+  request.sampling.max_tokens = 150;
+  ASSERT_TRUE(engine->Add(request).ok());
+  std::vector<TokenEvent> events;
+  while (!engine->idle()) {
+    const int64_t before = twin.computed;
+    ASSERT_TRUE(engine->Step(&events).ok());
+    EXPECT_LE(twin.computed - before, kRows + 3 * (kMaxDrafts + 1));
+  }
+  EXPECT_GT(engine->stats().speculation.accepted_tokens, 20);
 }
 
 TEST_F(SpeculationTest, DraftsUseOnlyTheRemainingRows) {

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace moesaic::models {
@@ -77,10 +78,11 @@ Status MovableExperts::Start(const ExpertMoveOrder& order, Move& move) {
   return OkStatus();
 }
 
-ExpertMoveReport MovableExperts::Advance() {
+ExpertMoveReport MovableExperts::Advance(bool in_step) {
   if (move_ == nullptr) return {};
   ExpertMoveReport& report = move_->report;
   if (report.state != MoveState::kMoving) return report;
+  const auto begin = std::chrono::steady_clock::now();
   const Status advanced = move_->transfers->Advance();
   report.sent_bytes = move_->transfers->sent_bytes();
   if (!advanced.ok()) {
@@ -89,6 +91,8 @@ ExpertMoveReport MovableExperts::Advance() {
   } else if (move_->transfers->done()) {
     report.state = MoveState::kReady;
   }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  if (in_step) report.step_seconds += seconds.count();
   return report;
 }
 

@@ -250,8 +250,8 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
     for (const models::ExpertMoveReport& report : replicas_[i]->move_reports()) {
       const bool of_this = report.number == number_;
       if (of_this && report.state == models::MoveState::kFailed) {
-        return RollBack(
-            fmt::format("a rank of replica {} could not gather its experts, as its log explains", i), now);
+        return RollBack(fmt::format("rank {} could not gather its experts: {}", report.rank, report.failure),
+                        now);
       }
       ready &= of_this && report.state == models::MoveState::kReady;
       bytes += report.sent_bytes;

@@ -238,8 +238,12 @@ class MovingExecutor : public Executor {
     return OkStatus();
   }
   std::vector<models::ExpertMoveReport> move_reports() const override {
-    return {
-        {.number = begun.number, .state = state, .sent_bytes = kExpertBytes, .step_seconds = step_seconds}};
+    return {{.number = begun.number,
+             .state = state,
+             .sent_bytes = kExpertBytes,
+             .step_seconds = step_seconds,
+             .rank = 3,
+             .failure = state == models::MoveState::kFailed ? "no memory" : ""}};
   }
 
   models::ExpertMoveOrder begun;
@@ -395,7 +399,7 @@ TEST_F(ExpertBalancerTest, AMoveThatOneRankFailsIsRolledBack) {
   EXPECT_EQ(ranks_[0]->dropped, 1);
   EXPECT_EQ(ranks_[1]->dropped, 1);
   EXPECT_THAT(balancer_->stats().history.back(),
-              HasSubstr("rolled back: a rank of replica 1 could not gather its experts"));
+              HasSubstr("rolled back: rank 3 could not gather its experts: no memory"));
   Step();
   EXPECT_EQ(ranks_[0]->applied, 0U);
   // The same experts move later, as another move.

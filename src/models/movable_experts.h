@@ -49,6 +49,7 @@ class MovableExperts {
     std::optional<parallel::ExpertMove> transfers;
   };
   Status Start(const ExpertMoveOrder& order, Move& move);
+  void Fail(const Status& why);
 
   const std::vector<Layer> layers_;
   parallel::ExpertGroup& group_;

@@ -104,8 +104,30 @@ StatusOr<std::vector<int64_t>> SlotsInMemory(const PlacementFlags& flags, size_t
   return slots;
 }
 
+// Fills the empty slots of the placement in use, which no plan from it would have to use. Their replicas are
+// moves, too.
+Status FillEmptySlots(const LoadMatrix& load, parallel::PlannerOptions& options, Placement& filled) {
+  const bool fits = filled.experts == load.experts && std::ssize(filled.layers) == load.layers &&
+                    filled.ranks() == std::ssize(options.slots);
+  if (!fits) return OkStatus();  // the planner refuses it
+  const int added = parallel::FillSlots(load, options.slots, &filled);
+  if (options.max_moves >= 0 && options.max_moves < added) {
+    return InvalidArgument(
+        "--max-moves must be at least {}, the slots of a layer that --current leaves empty, because the "
+        "format "
+        "of --out has no empty slots; found {}",
+        added, options.max_moves);
+  }
+  if (added > 0)
+    Tell("empty slots of {} get replicas, since the format of --out has none: up to {} in a layer\n",
+         "--current", added);
+  if (options.max_moves >= 0) options.max_moves -= added;
+  options.current = &filled;
+  return OkStatus();
+}
+
 StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMatrix> loads,
-                            const std::optional<Placement>& current) {
+                            std::optional<Placement> current, bool fills_slots) {
   parallel::PlannerOptions options{.slots = flags.rank_slots};
   if (options.slots.empty()) {
     options.slots = parallel::EqualSlots(flags.slots > 0 ? flags.slots : loads.front().experts, flags.ranks);
@@ -140,6 +162,7 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   ASSIGN_OR_RETURN(options.all_slots, SlotsInMemory(flags, options.slots.size()));
   options.current = current ? &*current : nullptr;
   options.max_moves = flags.max_moves;
+  if (current && fills_slots) RETURN_IF_ERROR(FillEmptySlots(parallel::SumOfLoads(loads), options, *current));
   const InterruptGuard guard;
   Progress progress("planning");
   options.progress = [&](int done, int total) {
@@ -180,7 +203,7 @@ Status CheckFormatFits(const PlacementFlags& flags, PlacementFormat format, int 
     return InvalidArgument(
         "--first-layer {} needs --format sglang or tensorrt-llm: others count MoE layers only",
         flags.first_layer);
-  if (format == PlacementFormat::kMoesaic || format == PlacementFormat::kOmni) return OkStatus();
+  if (!parallel::NeedsEqualSlots(format)) return OkStatus();
   const int slots = flags.slots > 0 ? flags.slots : experts;
   const bool equal = flags.rank_slots.empty() ? flags.ranks > 0 && slots % flags.ranks == 0
                                               : std::equal(flags.rank_slots.begin() + 1,
@@ -281,8 +304,10 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
   const int ranks = flags.rank_slots.empty() ? flags.ranks : static_cast<int>(flags.rank_slots.size());
   ASSIGN_OR_RETURN(const std::optional<Placement> current, ReadCurrent(flags, ranks));
   const auto start = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const MadePlan plan, flags.algorithm == "moesaic" ? MakeOurs(flags, Totals(loads), current)
-                                                                     : MakeBaseline(flags, Totals(loads)));
+  const bool fills_slots = !flags.out.empty() && parallel::NeedsEqualSlots(format);
+  ASSIGN_OR_RETURN(const MadePlan plan, flags.algorithm == "moesaic"
+                                            ? MakeOurs(flags, Totals(loads), current, fills_slots)
+                                            : MakeBaseline(flags, Totals(loads)));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!flags.out.empty()) {
     std::string bytes = plan.eplb_bytes;

@@ -86,6 +86,18 @@ int TasksOfStep() {
 std::string WithDigest(const std::string& text) { return fmt::format("{} {}", base::HexDigest(text), text); }
 constexpr size_t kDigestCharacters = 17;
 
+// A rank that does not answer makes the others wait until their time limit.
+void ReportSilence(int rank, double silent_s) {
+  if (silent_s > 0) {
+    Tell(
+        "rank {} has not answered for {:.1f} s: its process is stopped, or its host is overloaded or "
+        "unreachable\n",
+        rank, silent_s);
+  } else {
+    Tell("rank {} answers again\n", rank);
+  }
+}
+
 // Refuses a number of processes that is surely a mistake.
 Status CheckLocalRanks(int ranks) {
   constexpr int kRanksPerCpu = 4, kMinRanks = 16;
@@ -404,7 +416,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   std::unique_ptr<LocalRanks> children;
   std::optional<comm::OpenedTransport> transport;
   if (launched) {
-    ASSIGN_OR_RETURN(transport, comm::OpenTransport(""));
+    ASSIGN_OR_RETURN(transport, comm::OpenTransport("", comm::ProcessEnvironment(), ReportSilence));
     if (layout.tolerates_failures() && (*transport)->name() != "ucx") {
       return InvalidArgument(
           "--tolerate-rank-failure needs ranks that meet over UCX, but these use {}, which ends the whole "

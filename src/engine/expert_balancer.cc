@@ -17,9 +17,9 @@ constexpr size_t kHistory = 32;
 constexpr double kMaxPollSeconds = 1;  // longer times without a step count as idle
 constexpr double kMaxSlowdown = 20;    // of a measured rate against the assumed one
 
-double ComputingSeconds(const std::vector<RankStats>& ranks) {
+double ExpertSeconds(const std::vector<RankStats>& ranks) {
   double seconds = 0;
-  for (const RankStats& rank : ranks) seconds += rank.step_seconds - rank.exchange_seconds;
+  for (const RankStats& rank : ranks) seconds += rank.expert_seconds;
   return seconds;
 }
 
@@ -33,8 +33,7 @@ ExpertBalancer::ExpertBalancer(const parallel::Layout& layout, const models::Mod
       lockstep_(lockstep),
       replicas_(std::move(replicas)),
       options_(options),
-      dead_(replicas_.size(), false),
-      move_bytes_per_s_(options.move_bytes_per_s) {}
+      dead_(replicas_.size(), false) {}
 
 ExpertBalancer::~ExpertBalancer() { *ending_ = true; }
 
@@ -113,9 +112,9 @@ bool ExpertBalancer::Plannable(const ExpertLoadStats& load) {
 }
 
 // Speeds stay as they were until enough rows are measured again.
-BalanceConditions ExpertBalancer::Measure(const std::vector<RankStats>& ranks, double busy) {
+BalanceConditions ExpertBalancer::Measure(const std::vector<RankStats>& ranks, double expert_share) {
   BalanceConditions conditions = {.expert_bytes = info_.expert_bytes,
-                                  .busy = busy,
+                                  .expert_share = expert_share,
                                   .routing = {.top_k = info_.experts_per_token,
                                               .groups = info_.expert_groups,
                                               .top_groups = info_.top_expert_groups},
@@ -148,18 +147,19 @@ BalanceConditions ExpertBalancer::Measure(const std::vector<RankStats>& ranks, d
 
 void ExpertBalancer::StartPlan(const std::shared_ptr<const ExpertLoadStats>& load,
                                const std::vector<RankStats>& ranks, Clock::time_point now) {
-  const double computing = ComputingSeconds(ranks);
+  // A rank has the layers of its stage: shares of the stages add up to that of all layers.
+  const double seconds = ExpertSeconds(ranks);
   const std::chrono::duration<double> passed = now - planned_;
-  const double living = static_cast<double>(ranks.size()) *
-                        static_cast<double>(std::ranges::count(dead_, false)) /
-                        static_cast<double>(dead_.size());
-  const double busy = std::min(1.0, (computing - computing_) / (passed.count() * std::max(1.0, living)));
-  computing_ = computing;
+  const auto members = static_cast<double>(layout_.degrees().tensor * std::ranges::count(dead_, false));
+  const double share = (seconds - std::exchange(expert_seconds_, seconds)) / (passed.count() * members);
   planned_ = now;
   windows_ = load->all_windows;
   ExpertBalanceOptions options = options_;
-  options.move_bytes_per_s = move_bytes_per_s_;
-  const BalanceConditions conditions = Measure(ranks, busy);
+  if (step_seconds_ > 0) {
+    options.move_bytes_per_s = std::max(static_cast<double>(received_bytes_) / step_seconds_,
+                                        options_.move_bytes_per_s / kMaxSlowdown);
+  }
+  const BalanceConditions conditions = Measure(ranks, share);
   plan_ends_ = std::make_shared<std::atomic<bool>>(false);
   const auto make = [current = current_, load, conditions, options, ending = ending_, ends = plan_ends_]() {
     try {
@@ -243,18 +243,19 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
   const std::chrono::duration<double> passed = now - std::exchange(polled_, now);
   moving_s_ += std::min(passed.count(), kMaxPollSeconds);
   bool ready = true;
-  int64_t bytes = 0, most = 0;
+  int64_t bytes = 0;
+  double step_seconds = 0;
   for (size_t i = 0; i < replicas_.size(); ++i) {
     if (dead_[i]) continue;
     for (const models::ExpertMoveReport& report : replicas_[i]->move_reports()) {
       const bool of_this = report.number == number_;
       if (of_this && report.state == models::MoveState::kFailed) {
-        return RollBack(
-            fmt::format("a rank of replica {} could not gather its experts, as its log explains", i), now);
+        return RollBack(fmt::format("rank {} could not gather its experts: {}", report.rank, report.failure),
+                        now);
       }
       ready &= of_this && report.state == models::MoveState::kReady;
       bytes += report.sent_bytes;
-      most = std::max(most, report.sent_bytes);
+      step_seconds = std::max(step_seconds, report.step_seconds);
     }
   }
   if (!ready) {
@@ -264,10 +265,8 @@ Status ExpertBalancer::Watch(Clock::time_point now) {
   lockstep_.ApplyMove(number_);
   steps_ = lockstep_.steps();
   const PlannedMove& move = queue_.front();
-  if (most > 0 && moving_s_ > 0) {
-    move_bytes_per_s_ =
-        std::max(static_cast<double>(most) / moving_s_, options_.move_bytes_per_s / kMaxSlowdown);
-  }
+  received_bytes_ += move.moved * info_.expert_bytes;
+  step_seconds_ += step_seconds;
   for (size_t rank = 0; rank < move.next.size(); ++rank) {
     const std::vector<int>& old = current_[move.layer][rank];
     stats_.moved_experts += std::ranges::count_if(

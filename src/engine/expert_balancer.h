@@ -63,7 +63,7 @@ class ExpertBalancer {
   enum class State : uint8_t { kIdle, kPlanning, kMoving, kChanging };
   void SetLayers(const ExpertLoadStats& load);
   bool Plannable(const ExpertLoadStats& load);
-  BalanceConditions Measure(const std::vector<RankStats>& ranks, double busy);
+  BalanceConditions Measure(const std::vector<RankStats>& ranks, double expert_share);
   void StartPlan(const std::shared_ptr<const ExpertLoadStats>& load, const std::vector<RankStats>& ranks,
                  Clock::time_point now);
   Status TakePlan(Clock::time_point now);
@@ -83,7 +83,7 @@ class ExpertBalancer {
   State state_ = State::kIdle;
   // Times of the last plan, and of the last poll of a move.
   Clock::time_point planned_ = Clock::now(), polled_;
-  double computing_ = 0;             // seconds of all ranks at the last plan
+  double expert_seconds_ = 0;        // of all ranks at the last plan
   std::vector<RankStats> measured_;  // work of the ranks when speeds were last measured
   std::vector<double> speeds_;       // [ranks] relative; empty: all equal
   int64_t windows_ = 0;              // number of load windows at the last plan
@@ -96,7 +96,8 @@ class ExpertBalancer {
   uint64_t steps_ = 0;                            // joint steps when the last move was applied
   double moving_s_ = 0;                           // seconds of the current move, idle time excluded
   std::set<int> failed_;                          // layers whose last move failed
-  double move_bytes_per_s_;
+  int64_t received_bytes_ = 0;                    // sum over moves of those of the rank that received most
+  double step_seconds_ = 0;  // sum over moves of those of the rank that spent most on the move
   ExpertBalanceStats stats_;
 };
 

@@ -49,8 +49,9 @@ TEST(PlanMoves, StaysWhereTheGainIsLessThanItsCost) {
                         {.interval_s = 1e-3, .move_bytes_per_s = 1e6})
                   ->empty());
   EXPECT_TRUE(
-      PlanMoves(kInOrder, Skewed(), {.expert_bytes = kExpertBytes, .busy = 0}, {.interval_s = 60})->empty());
-  EXPECT_EQ(PlanMoves(kInOrder, Skewed(), {.expert_bytes = kExpertBytes, .busy = 0},
+      PlanMoves(kInOrder, Skewed(), {.expert_bytes = kExpertBytes, .expert_share = 0}, {.interval_s = 60})
+          ->empty());
+  EXPECT_EQ(PlanMoves(kInOrder, Skewed(), {.expert_bytes = kExpertBytes, .expert_share = 0},
                       {.interval_s = 60, .least_gain = 0})
                 ->size(),
             1U)
@@ -58,6 +59,20 @@ TEST(PlanMoves, StaysWhereTheGainIsLessThanItsCost) {
   ExpertLoadStats even = Skewed();
   even.recent.assign(8, 10);
   EXPECT_TRUE(PlanMoves(kInOrder, even, {.expert_bytes = kExpertBytes}, {.interval_s = 60})->empty());
+}
+
+// The slowest rank's experts take `before`, then `after` times the mean of the time of all experts.
+TEST(PlanMoves, TheGainIsTheTimeOfTheSlowestExperts) {
+  const BalanceConditions conditions = {.expert_bytes = kExpertBytes, .expert_share = 0.1};
+  ExpertBalanceOptions options = {.interval_s = 60};
+  const PlannedMove move = PlanMoves(kInOrder, Skewed(), conditions, options)->front();
+  const double saved_s = (move.before - move.after) * 6;
+  EXPECT_GT(saved_s, 5);
+  options.move_bytes_per_s = static_cast<double>(move.moved * kExpertBytes) / saved_s;
+  options.move_bytes_per_s *= 1.01;
+  EXPECT_EQ(PlanMoves(kInOrder, Skewed(), conditions, options)->size(), 1U);
+  options.move_bytes_per_s *= 0.98;
+  EXPECT_TRUE(PlanMoves(kInOrder, Skewed(), conditions, options)->empty());
 }
 
 // The recent loads are those of one domain, and earlier windows those of another, whose hot experts are
@@ -228,11 +243,17 @@ class MovingExecutor : public Executor {
     return OkStatus();
   }
   std::vector<models::ExpertMoveReport> move_reports() const override {
-    return {{.number = begun.number, .state = state, .sent_bytes = kExpertBytes}};
+    return {{.number = begun.number,
+             .state = state,
+             .sent_bytes = kExpertBytes,
+             .step_seconds = step_seconds,
+             .rank = 3,
+             .failure = state == models::MoveState::kFailed ? "no memory" : ""}};
   }
 
   models::ExpertMoveOrder begun;
   models::MoveState state = models::MoveState::kMoving;
+  double step_seconds = 1e-3;
   Status begins;
   uint64_t applied = 0;
   int dropped = 0;
@@ -262,15 +283,46 @@ class ExpertBalancerTest : public testing::Test {
                         load_, [this] { return work_; }, now_)
                     .ok());
   }
-  // Waits for the plan and begins its first move.
-  void Begin() {
+  // Experts take `expert_share` of the next 100 s.
+  void Work(double expert_share = 0.2) {
     now_ += std::chrono::seconds(100);
-    work_ = {{.rank = 0, .step_seconds = seconds_ += 90}, {.rank = 1, .step_seconds = seconds_}};
+    for (RankStats& rank : work_) {
+      rank.step_seconds += 90;
+      rank.expert_seconds += 100 * expert_share;
+    }
+  }
+  // Waits for the plan and begins its first move.
+  void Begin(double expert_share = 0.2) {
+    Work(expert_share);
     Poll();
     for (int i = 0; i < 10000 && balancer_->stats().state == "planning"; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       Poll();
     }
+  }
+  // Moves experts within 10 s, of which steps lose `step_seconds`. Then plans for a load of which the experts
+  // of rank 0 get most.
+  void MoveAndLoadOthers(double step_seconds, double expert_share) {
+    for (MovingExecutor* rank : ranks_) rank->step_seconds = step_seconds;
+    Begin(expert_share);
+    ASSERT_EQ(balancer_->stats().state, "moving");
+    for (int second = 0; second < 10; ++second) {
+      now_ += std::chrono::seconds(1);
+      Poll();
+    }
+    for (MovingExecutor* rank : ranks_) rank->state = models::MoveState::kReady;
+    Poll();
+    Step();
+    Poll();
+    ASSERT_EQ(balancer_->stats().moved_layers, 1);
+    for (MovingExecutor* rank : ranks_) rank->state = models::MoveState::kMoving;
+    auto later = std::make_shared<ExpertLoadStats>(Skewed());
+    later->all_windows = 2;
+    later->recent.assign(8, 10);
+    later->recent[ranks_[0]->begun.next[0][0]] = 900;
+    later->recent[ranks_[0]->begun.next[0][1]] = 800;
+    load_ = later;
+    Begin(expert_share);
   }
   void Step() {
     StepBatch batch;
@@ -286,7 +338,6 @@ class ExpertBalancerTest : public testing::Test {
   std::unique_ptr<ExpertBalancer> balancer_;
   std::shared_ptr<const ExpertLoadStats> load_ = std::make_shared<ExpertLoadStats>(Skewed());
   std::vector<RankStats> work_ = {{.rank = 0}, {.rank = 1}};
-  double seconds_ = 0;
   ExpertBalancer::Clock::time_point now_ = ExpertBalancer::Clock::now();
 };
 
@@ -315,8 +366,7 @@ TEST_F(ExpertBalancerTest, AllRanksChangeInTheSameStep) {
 
 // The counters of results never fall, so a plan counts when its result is known.
 TEST_F(ExpertBalancerTest, APlanCountsByItsResultWhenItHasEnded) {
-  now_ += std::chrono::seconds(100);
-  work_ = {{.rank = 0, .step_seconds = seconds_ += 90}, {.rank = 1, .step_seconds = seconds_}};
+  Work();
   Poll();
   ASSERT_EQ(balancer_->stats().state, "planning");
   EXPECT_EQ(balancer_->stats().plans, 1);
@@ -324,6 +374,25 @@ TEST_F(ExpertBalancerTest, APlanCountsByItsResultWhenItHasEnded) {
   Begin();
   EXPECT_EQ(balancer_->stats().plans_with_moves, 1);
   EXPECT_EQ(balancer_->stats().plans_without_gain, 0);
+}
+
+// Ranks compute 90% of the time, but their experts so little that faster ones would not pay for the weights.
+TEST_F(ExpertBalancerTest, OnlyTheTimeOfExpertsIsSaved) {
+  Begin(/*expert_share=*/1e-6);
+  EXPECT_EQ(balancer_->stats().plans_without_gain, 1);
+  EXPECT_EQ(balancer_->stats().state, "idle");
+}
+
+// Weights take 10 s in the background. A later move of others saves about 10 ms of steps.
+TEST_F(ExpertBalancerTest, AMoveInTheBackgroundCostsNothing) {
+  MoveAndLoadOthers(/*step_seconds=*/1e-4, /*expert_share=*/2e-4);
+  EXPECT_EQ(balancer_->stats().state, "moving");
+}
+
+TEST_F(ExpertBalancerTest, AMoveCostsTheTimeThatStepsLoseToIt) {
+  MoveAndLoadOthers(/*step_seconds=*/1, /*expert_share=*/2e-4);
+  EXPECT_EQ(balancer_->stats().plans_without_gain, 1);
+  EXPECT_EQ(balancer_->stats().state, "idle");
 }
 
 TEST_F(ExpertBalancerTest, AMoveThatOneRankFailsIsRolledBack) {
@@ -335,7 +404,7 @@ TEST_F(ExpertBalancerTest, AMoveThatOneRankFailsIsRolledBack) {
   EXPECT_EQ(ranks_[0]->dropped, 1);
   EXPECT_EQ(ranks_[1]->dropped, 1);
   EXPECT_THAT(balancer_->stats().history.back(),
-              HasSubstr("rolled back: a rank of replica 1 could not gather its experts"));
+              HasSubstr("rolled back: rank 3 could not gather its experts: no memory"));
   Step();
   EXPECT_EQ(ranks_[0]->applied, 0U);
   // The same experts move later, as another move.

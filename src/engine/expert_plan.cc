@@ -210,16 +210,18 @@ StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, co
     }
   }
   const double layers = static_cast<double>(load.layers.size());
+  // Mean time of a rank's experts until the next plan, and for a batch.
+  const double experts_s = conditions.expert_share * options.interval_s;
   const double batch_s = conditions.row_s * options.batch_tokens * conditions.routing.top_k * layers / ranks;
-  const parallel::CostModel cost = {
-      .batch_tokens = options.batch_tokens,
-      .routing = conditions.routing,
-      .tile_s = conditions.row_s,
-      .token_bytes = conditions.token_bytes,
-      .levels = options.levels,
-      .expert_bytes = static_cast<double>(conditions.expert_bytes),
-      .move_bytes_per_s = options.move_bytes_per_s,
-      .interval_batches = std::max(1.0, batch_s > 0 ? conditions.busy * options.interval_s / batch_s : 1)};
+  const double batches = batch_s > 0 ? experts_s / batch_s : 0;
+  const parallel::CostModel cost = {.batch_tokens = options.batch_tokens,
+                                    .routing = conditions.routing,
+                                    .tile_s = conditions.row_s,
+                                    .token_bytes = conditions.token_bytes,
+                                    .levels = options.levels,
+                                    .expert_bytes = static_cast<double>(conditions.expert_bytes),
+                                    .move_bytes_per_s = options.move_bytes_per_s,
+                                    .interval_batches = std::max(1.0, batches)};
   const bool by_time = !options.levels.empty() && batch_s > 0 && conditions.dead.empty();
   parallel::PlannerOptions planner;
   planner.slots = parallel::EqualSlots(load.experts + options.redundant, ranks);
@@ -243,16 +245,18 @@ StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, co
                      .before = Balance(LivingPart(old, conditions.dead), workloads, index, speeds)};
     move.after = Balance(LivingPart(move.next, conditions.dead), workloads, index, speeds);
     move.moved = MostReceived(old, move.next);
-    double saved = 1 - move.after / move.before;
+    // Times of the slowest rank until the next plan.
+    double before_s = move.before * experts_s / layers, after_s = move.after * experts_s / layers;
     if (by_time) {
-      saved = 1 - BatchSeconds(move.next, workloads, index, cost, time, conditions.speeds) /
-                      BatchSeconds(old, workloads, index, cost, time, conditions.speeds);
+      before_s = batches * BatchSeconds(old, workloads, index, cost, time, conditions.speeds);
+      after_s = batches * BatchSeconds(move.next, workloads, index, cost, time, conditions.speeds);
     }
-    const double saved_s = saved * conditions.busy * options.interval_s / layers;
+    const double saved_s = before_s - after_s;
     const double cost_s =
         static_cast<double>(move.moved * conditions.expert_bytes) / options.move_bytes_per_s;
-    const bool pays = options.least_gain == 0 ? saved > 0 : saved >= options.least_gain && saved_s > cost_s;
-    if (move.moved > 0 && pays) moves.push_back(std::move(move));
+    const bool reduces = by_time ? saved_s > 0 : move.after < move.before;
+    const bool pays = saved_s >= options.least_gain * before_s && saved_s > cost_s;
+    if (move.moved > 0 && (options.least_gain == 0 ? reduces : pays)) moves.push_back(std::move(move));
   }
   std::ranges::stable_sort(moves, [](const PlannedMove& a, const PlannedMove& b) {
     return a.after / a.before < b.after / b.before;

@@ -28,7 +28,8 @@ struct ExpertBalanceOptions {
   /// Minimum recent tokens of a layer's experts per rank for a plan. The load of a rank that got n tokens is
   /// known to about 1 / sqrt(n), here 5%, which must be well below least_gain.
   double least_tokens_per_rank = 400;
-  /// Bytes per second at which a rank sends and receives weights, until a move has been measured.
+  /// Bytes of weights that a rank receives in a second of its steps' time, until moves have been measured.
+  /// Moves advance between layers and while ranks wait; only the first delays steps.
   double move_bytes_per_s = 1e9;
   /// Parts of the recorded windows that are workloads of a plan, in addition to the recent loads; the worst
   /// workload counts. 0: the recent loads only.
@@ -67,7 +68,7 @@ PlacementByLayer LoadedPlacement(const parallel::Layout& layout, const models::M
 /// The ranks and the model for which a plan is made.
 struct BalanceConditions {
   int64_t expert_bytes = 0;
-  double busy = 1;                  // share of time in which ranks compute
+  double expert_share = 1;          // share of time in which the experts of a rank compute, in all layers
   std::vector<double> speeds = {};  // [ranks], relative; empty: equal ones
   double row_s = 0;                 // time of a row of an expert on a rank of speed 1; 0: unknown
   parallel::Routing routing = {};
@@ -77,9 +78,9 @@ struct BalanceConditions {
 };
 
 /// Plans all layers for the recent loads and for parts of the windows at once: the worst of them counts.
-/// Returns the layers whose gain over `current` is large enough, the largest gain first. The time that a
-/// layer's ranks save until the next plan must exceed that of moving its experts, unless least_gain is 0.
-/// Deterministic.
+/// Returns the layers whose gain over `current` is large enough, the largest gain first. The time by which a
+/// layer's slowest experts become faster until the next plan must exceed the time that steps lose to the
+/// move, unless least_gain is 0. Deterministic.
 StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, const ExpertLoadStats& load,
                                              const BalanceConditions& conditions,
                                              const ExpertBalanceOptions& options,

@@ -36,6 +36,7 @@ RankStats WorkBetween(const parallel::GroupTraffic& before, const parallel::Grou
       .bytes_sent = after.sent_bytes - before.sent_bytes,
       .sent_rows = after.experts.sent_rows - before.experts.sent_rows,
       .expert_rows = after.experts.computed_rows - before.experts.computed_rows,
+      .expert_seconds = after.experts.computing_seconds - before.experts.computing_seconds,
       .splits = after.experts.split.splits - before.experts.split.splits,
       .split_seconds = after.experts.split.seconds - before.experts.split.seconds,
       .busiest_rows = after.experts.split.busiest_rows - before.experts.split.busiest_rows,
@@ -153,7 +154,7 @@ StatusOr<StepResult> LocalExecutor::Finish() {
   result.ranks.front().step_seconds = seconds.count();
   result.sparsity = counters_;
   result.kv = std::exchange(kv_, {});
-  result.move = model_.AdvanceExpertMove();
+  result.move = model_.AdvanceExpertMove(/*in_step=*/true);
   return result;
 }
 

@@ -15,6 +15,8 @@ namespace {
 
 using comm::Tag;
 using comm::TransferId;
+using testing::AllOf;
+using testing::Contains;
 using testing::HasSubstr;
 
 enum class Fault : uint8_t { kSendFails, kBytesChange, kPeerIsSlow, kMoveIsLate, kPlanFails, kRankDies };
@@ -188,7 +190,16 @@ void RunWithFault(const Injection& injection, RankedEngine& ranks, Reference& re
       outcome->deaths = 1;
       if (number > 3) return;
     }
-    if (happened && !dies && balance.moved_layers > before) return;
+    if (!happened || dies || balance.moved_layers == before) continue;
+    if (injection.fault == Fault::kSendFails) {
+      EXPECT_THAT(balance.history,
+                  Contains(HasSubstr(fmt::format("rank {} could not gather its experts: injected failure",
+                                                 injection.rank))));
+    } else if (injection.fault == Fault::kBytesChange) {
+      EXPECT_THAT(balance.history, Contains(AllOf(HasSubstr(fmt::format("rank {} could not", injection.rank)),
+                                                  HasSubstr("has another checksum"))));
+    }
+    return;
   }
   ADD_FAILURE() << "the fault did not happen, or no experts moved after it";
 }

@@ -75,7 +75,11 @@ void PutReply(const Status& status, const RankReply& reply, MessageWriter* write
   writer->Put(result.kv.warm_save_seconds);
   writer->Put(result.kv.warm_restore_seconds);
   writer->PutAll(result.kv.rejected_slots);
-  writer->Put(result.move);
+  writer->Put(result.move.number);
+  writer->Put(result.move.state);
+  writer->Put(result.move.sent_bytes);
+  writer->Put(result.move.step_seconds);
+  writer->PutText(result.move.failure);
   writer->Put(static_cast<uint32_t>(result.routes.layers.size()));
   for (const models::RouteTap::Layer& layer : result.routes.layers) {
     writer->Put(layer.layer);
@@ -136,7 +140,12 @@ StatusOr<RankReply> ParseReply(int rank, std::string_view bytes, int64_t rows, R
   result.kv.warm_save_seconds = reader.Get<double>();
   result.kv.warm_restore_seconds = reader.Get<double>();
   result.kv.rejected_slots = reader.GetAll<int32_t>();
-  result.move = reader.Get<models::ExpertMoveReport>();
+  result.move.number = reader.Get<uint64_t>();
+  result.move.state = reader.Get<models::MoveState>();
+  result.move.sent_bytes = reader.Get<int64_t>();
+  result.move.step_seconds = reader.Get<double>();
+  result.move.rank = rank;
+  result.move.failure = reader.GetText();
   const auto layers = reader.Get<uint32_t>();
   for (uint32_t i = 0; i < layers && i < bytes.size(); ++i) {
     const int layer = reader.Get<int>(), top_k = reader.Get<int>();

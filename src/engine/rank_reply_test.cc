@@ -32,6 +32,26 @@ TEST(RankReply, HasTheRoutesOfTheRank) {
   EXPECT_EQ(reply->result.ranks.front().rank, 3);
 }
 
+TEST(RankReply, HasTheReasonWhyAMoveFailed) {
+  RankReply reply;
+  reply.result.move = {.number = 7,
+                       .state = MoveState::kFailed,
+                       .sent_bytes = 1000,
+                       .step_seconds = 0.25,
+                       .failure = std::string(2000, 'x')};
+  MessageWriter writer;
+  PutReply(OkStatus(), reply, &writer);
+  const auto parsed = ParseReply(/*rank=*/3, writer.bytes(), /*rows=*/0, /*columns=*/{});
+  ASSERT_TRUE(parsed.ok()) << Message(parsed.status());
+  const models::ExpertMoveReport& move = parsed->result.move;
+  EXPECT_EQ(move.number, 7U);
+  EXPECT_EQ(move.state, MoveState::kFailed);
+  EXPECT_EQ(move.sent_bytes, 1000);
+  EXPECT_EQ(move.step_seconds, 0.25);
+  EXPECT_EQ(move.rank, 3);
+  EXPECT_EQ(move.failure, reply.result.move.failure);
+}
+
 TEST(RankReply, MalformedPartsAreRefusedWithTheRank) {
   for (const RouteTap::Layer& layer : {RouteTap::Layer{.layer = -1, .top_k = 1, .ids = {0}},
                                        RouteTap::Layer{.layer = 0, .top_k = 0, .ids = {0}},

@@ -13,6 +13,7 @@ void AddTotals(const RankStats& part, RankStats* total) {
   total->bytes_sent += part.bytes_sent;
   total->sent_rows += part.sent_rows;
   total->expert_rows += part.expert_rows;
+  total->expert_seconds += part.expert_seconds;
   total->splits += part.splits;
   total->split_seconds += part.split_seconds;
   total->busiest_rows += part.busiest_rows;

@@ -20,6 +20,7 @@ struct RankStats {
   // Where replicas divide the experts:
   int64_t sent_rows = 0;           ///< Tokens and outputs of experts sent to other ranks.
   int64_t expert_rows = 0;         ///< Rows that this rank's experts computed, for tokens of any rank.
+  double expert_seconds = 0;       ///< Seconds that they took; part of step_seconds - exchange_seconds.
   int64_t splits = 0;              ///< Layers of batches whose tokens were split exactly over replicas.
   double split_seconds = 0;        ///< Seconds spent in exact splits; part of exchange_seconds.
   int64_t busiest_rows = 0;        ///< Sum over these splits of the rows of the busiest rank.

@@ -44,7 +44,7 @@ class RankWorker {
       const StatusOr<std::string> message = AwaitMessage(
           job_, kDriverRank, RankTag::kCommand,
           [this] {
-            model_.AdvanceExpertMove();
+            model_.AdvanceExpertMove(/*in_step=*/false);
             return OkStatus();
           },
           limit_s, time_limit_s_);

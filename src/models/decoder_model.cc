@@ -147,7 +147,7 @@ Status DecoderModel::LeaveOutLostExperts() {
 // Between layers: messages to other stages, and moves of experts.
 void DecoderModel::Progress() const {
   groups_->Progress();
-  if (movable_ != nullptr) movable_->Advance();
+  if (movable_ != nullptr) movable_->Advance(/*in_step=*/true);
 }
 
 ExpertLoad DecoderModel::expert_load() const {

@@ -23,8 +23,8 @@ class DecoderModel : public Model {
   }
   ExpertLoad expert_load() const override;
   Status BeginExpertMove(const ExpertMoveOrder& order) override;
-  ExpertMoveReport AdvanceExpertMove() override {
-    return movable_ == nullptr ? ExpertMoveReport() : movable_->Advance();
+  ExpertMoveReport AdvanceExpertMove(bool in_step) override {
+    return movable_ == nullptr ? ExpertMoveReport() : movable_->Advance(in_step);
   }
   Status ApplyExpertMove(uint64_t number) override;
   void DropExpertMove() override {

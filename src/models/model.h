@@ -118,7 +118,10 @@ enum class MoveState : uint8_t { kNone, kMoving, kReady, kFailed };
 struct ExpertMoveReport {
   uint64_t number = 0;  // 0: none
   MoveState state = MoveState::kNone;
-  int64_t sent_bytes = 0;  // of weights, by this rank
+  int64_t sent_bytes = 0;    // of weights, by this rank
+  double step_seconds = 0;   // of steps that this rank spent on the move
+  int rank = 0;              // of the job; set by the driver
+  std::string failure = {};  // reason of kFailed
 };
 
 /// Ragged batch of one step. Rows of the sequences are consecutive.
@@ -187,8 +190,9 @@ class Model {
   /// the stage begin the same move. An error fails the whole move, which is reported as failed until it is
   /// dropped. Supported only in a layout that exchanges tokens and lets experts move.
   virtual Status BeginExpertMove(const ExpertMoveOrder&) { return Unimplemented("experts can't move"); }
-  /// Does a small part of the move, if there is one; does not wait.
-  virtual ExpertMoveReport AdvanceExpertMove() { return {}; }
+  /// Does a small part of the move, if there is one; does not wait. The report counts the time of calls in
+  /// steps.
+  virtual ExpertMoveReport AdvanceExpertMove(bool /*in_step*/) { return {}; }
   /// Uses the gathered experts from the next Forward on. All ranks call it before the same Forward.
   virtual Status ApplyExpertMove(uint64_t) { return Unimplemented("experts can't move"); }
   virtual void DropExpertMove() {}

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace moesaic::models {
@@ -39,8 +40,13 @@ Status MovableExperts::Begin(const ExpertMoveOrder& order) {
   move_ = std::make_unique<Move>();
   move_->report = {.number = order.number, .state = MoveState::kMoving};
   Status started = Start(order, *move_);
-  if (!started.ok()) move_->report.state = MoveState::kFailed;
+  if (!started.ok()) Fail(started);
   return started;
+}
+
+void MovableExperts::Fail(const Status& why) {
+  move_->report.state = MoveState::kFailed;
+  move_->report.failure = Message(why);
 }
 
 Status MovableExperts::Start(const ExpertMoveOrder& order, Move& move) {
@@ -77,18 +83,21 @@ Status MovableExperts::Start(const ExpertMoveOrder& order, Move& move) {
   return OkStatus();
 }
 
-ExpertMoveReport MovableExperts::Advance() {
+ExpertMoveReport MovableExperts::Advance(bool in_step) {
   if (move_ == nullptr) return {};
   ExpertMoveReport& report = move_->report;
   if (report.state != MoveState::kMoving) return report;
+  const auto begin = std::chrono::steady_clock::now();
   const Status advanced = move_->transfers->Advance();
   report.sent_bytes = move_->transfers->sent_bytes();
   if (!advanced.ok()) {
-    report.state = MoveState::kFailed;
-    spdlog::warn("move {} of experts: {}", report.number, Message(advanced));
+    Fail(advanced);
+    spdlog::warn("move {} of experts: {}", report.number, report.failure);
   } else if (move_->transfers->done()) {
     report.state = MoveState::kReady;
   }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  if (in_step) report.step_seconds += seconds.count();
   return report;
 }
 

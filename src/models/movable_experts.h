@@ -30,8 +30,8 @@ class MovableExperts {
   /// too: the move has failed. Unimplemented: weights with static activation scales, or one image per NUMA
   /// node.
   Status Begin(const ExpertMoveOrder& order);
-  /// Does a small part of the move; does not wait.
-  ExpertMoveReport Advance();
+  /// Does a small part of the move; does not wait. The report counts the time of calls in steps.
+  ExpertMoveReport Advance(bool in_step);
   /// The next layer computation uses the gathered experts. FailedPrecondition: the move `number` is not
   /// ready.
   Status Apply(uint64_t number);
@@ -49,6 +49,7 @@ class MovableExperts {
     std::optional<parallel::ExpertMove> transfers;
   };
   Status Start(const ExpertMoveOrder& order, Move& move);
+  void Fail(const Status& why);
 
   const std::vector<Layer> layers_;
   parallel::ExpertGroup& group_;

@@ -298,9 +298,11 @@ Status ExpertGroup::PrefetchNext() {
 
 Status ExpertGroup::Combine(std::span<const float> outputs, std::span<float> out) {
   const Stopwatch watch(job_, &seconds_);
+  const double seconds = job_.Now() - received_at_;
+  computing_seconds_ += seconds;
   if (timed_) {
     timed_rows_ += received_->rows();
-    timed_seconds_ += job_.Now() - received_at_;
+    timed_seconds_ += seconds;
   }
   const Status combined = exchange_->Combine(comm::RowsOf(outputs), received_->handle(), comm::OutputOf(out));
   received_.reset();
@@ -318,6 +320,7 @@ ExpertTraffic ExpertGroup::traffic() const {
   ExpertTraffic traffic;
   traffic.computed_rows = computed_rows_;
   traffic.seconds = seconds_;
+  traffic.computing_seconds = computing_seconds_;
   traffic.split = split_->stats();
   traffic.timed_rows = timed_rows_;
   traffic.timed_seconds = timed_seconds_;

@@ -21,10 +21,11 @@ namespace moesaic::parallel {
 
 /// Work of one rank for its expert group. All numbers are totals over the life of the group.
 struct ExpertTraffic {
-  int64_t sent_rows = 0;      // tokens and outputs that were sent to other ranks
-  int64_t computed_rows = 0;  // rows that this rank's experts computed, for tokens of any rank
-  double seconds = 0;         // seconds spent in the exchange
-  BatchSplitStats split;      // exact splits; their time is part of `seconds`
+  int64_t sent_rows = 0;         // tokens and outputs that were sent to other ranks
+  int64_t computed_rows = 0;     // rows that this rank's experts computed, for tokens of any rank
+  double seconds = 0;            // seconds spent in the exchange
+  double computing_seconds = 0;  // seconds that this rank's experts took for `computed_rows`
+  BatchSplitStats split;         // exact splits; their time is part of `seconds`
   // Rows of batches that are bound by computation, and the time that the rank's experts took for them.
   int64_t timed_rows = 0;
   double timed_seconds = 0;
@@ -156,7 +157,7 @@ class ExpertGroup {
   bool timed_ = false;   // the last dispatch was one of a large batch
   double received_at_ = 0;
   int64_t computed_rows_ = 0, timed_rows_ = 0;
-  double seconds_ = 0, timed_seconds_ = 0;
+  double seconds_ = 0, computing_seconds_ = 0, timed_seconds_ = 0;
 };
 
 }  // namespace moesaic::parallel

@@ -158,6 +158,20 @@ class Placement(unittest.TestCase):
         words = ("placement", "evaluate", second, "--plan", following, "--current", current, "--json")
         self.assertEqual(json.loads(run(*words).stdout)["migration"], planned["migration"])
 
+    def test_a_format_without_empty_slots_gets_replicas_in_new_ones(self):
+        load = self.loads("--workloads", "1")[0]
+        current, following = self.folder / "current.json", self.folder / "next.json"
+        run("placement", "plan", load, "--ranks", "16", "--slots", "256", "--out", current)
+        words = ("placement", "plan", load, "--ranks", "16", "--slots", "288", "--current", current, "--out", following, "--format", "sglang")
+        refused = run(*words, "--max-moves", "31", code=1).stderr
+        self.assertIn("--max-moves must be at least 32", refused)
+        self.assertIn("found 31", refused)
+        self.assertFalse(following.exists())
+        result = run(*words, "--max-moves", "36", "--json")
+        self.assertIn("up to 32 in a layer", result.stderr)
+        self.assertTrue(all(len(layer) == 288 for layer in json.loads(following.read_text())["physical_to_logical_map"]))
+        self.assertLessEqual(json.loads(result.stdout)["migration"]["most_experts_of_a_layer"], 36)
+
     def test_a_front_trades_balance_for_traffic(self):
         load, page, plan = self.loads("--workloads", "1")[0], self.folder / "front.html", self.folder / "plan.json"
         nodes = ("--ranks", "32", "--slots", "288", "--nodes", "4", "--groups", "8", "--top-groups", "4")

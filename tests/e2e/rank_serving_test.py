@@ -281,7 +281,8 @@ class Serving(unittest.TestCase):
         self.assertIn(f"rank 1 (process {rank}) was stopped by signal 19", log)
         until(lambda: ended(rank), limit())
 
-    def test_an_idle_server_notices_a_dead_rank_of_another_launcher(self):
+    def start_by_launcher(self):
+        """Returns the server of rank 0 and the process of rank 1, which the server has not started."""
         environment = {"MOESAIC_JOB_SECRET": "secret", "MOESAIC_WORLD_SIZE": "2",
                        "MOESAIC_RENDEZVOUS": "127.0.0.1:" + free_port()}
         other = subprocess.Popen([str(BINARY), "serve", str(MODEL), "-pp", "2"], stdin=subprocess.DEVNULL,
@@ -289,6 +290,21 @@ class Serving(unittest.TestCase):
         self.addCleanup(other.kill)
         server = Server("-pp", "2", environment=environment | {"MOESAIC_RANK": "0"})
         self.addCleanup(server.process.kill)
+        return server, other
+
+    def test_a_stopped_rank_of_another_launcher_is_named_and_may_continue(self):
+        server, other = self.start_by_launcher()
+        os.kill(other.pid, signal.SIGSTOP)
+        until(lambda: re.search(r"rank 1 has not answered for [\d.]+ s: its process is stopped", server.read_log()), limit())
+        os.kill(other.pid, signal.SIGCONT)
+        until(lambda: "rank 1 answers again" in server.read_log(), limit())
+        status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(server.stop(), 0)
+        self.assertEqual(other.wait(limit()), 0)
+
+    def test_an_idle_server_notices_a_dead_rank_of_another_launcher(self):
+        server, other = self.start_by_launcher()
         other.kill()
         other.wait(limit())
         server.process.wait(limit())

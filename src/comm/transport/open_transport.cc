@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include "comm/transport/local_transport.h"
 #include "comm/transport/rendezvous.h"
@@ -161,11 +162,13 @@ bool IsRankOfJob(const Environment& environment) {
   return HasSeveralRanks(environment("OMPI_COMM_WORLD_SIZE")) || HasSeveralRanks(environment("PMI_SIZE"));
 }
 
-StatusOr<OpenedTransport> OpenTransport(std::string_view spec, const Environment& environment) {
+StatusOr<OpenedTransport> OpenTransport(std::string_view spec, const Environment& environment,
+                                        SilenceReport on_silence) {
   if (spec == "local") return OpenLocal();
   if (spec == "mpi") return OpenMpi();
   if (spec.starts_with(kUcxScheme)) {
     ASSIGN_OR_RETURN(RendezvousOptions options, ParseUcx(spec));
+    options.on_silence = std::move(on_silence);
     return OpenUcx(std::move(options), environment);
   }
   if (!spec.empty())
@@ -173,6 +176,7 @@ StatusOr<OpenedTransport> OpenTransport(std::string_view spec, const Environment
                            spec);
   if (const auto address = environment("MOESAIC_RENDEZVOUS"); address.has_value()) {
     ASSIGN_OR_RETURN(RendezvousOptions options, UcxFromEnvironment(*address, environment));
+    options.on_silence = std::move(on_silence);
     return OpenUcx(std::move(options), environment);
   }
   if (environment("OMPI_COMM_WORLD_SIZE").has_value() || environment("PMI_SIZE").has_value())

@@ -28,9 +28,12 @@ Environment ProcessEnvironment();
 /// OMPI_COMM_WORLD_SIZE or PMI_SIZE, and otherwise "local". UCX reads the job's secret from
 /// MOESAIC_JOB_SECRET, or from the file that MOESAIC_JOB_SECRET_FILE names, without line ends at its end.
 ///
+/// Over UCX, rank 0 watches the others if all ranks have an `on_silence` (RendezvousOptions).
+///
 /// InvalidArgument names the faulty part; Unimplemented for a transport that this build does not have.
 StatusOr<OpenedTransport> OpenTransport(std::string_view spec,
-                                        const Environment& environment = ProcessEnvironment());
+                                        const Environment& environment = ProcessEnvironment(),
+                                        SilenceReport on_silence = {});
 
 /// UCX transport of a job whose data are known. Errors of Rendezvous(); Unimplemented without UCX.
 StatusOr<OpenedTransport> OpenUcxTransport(const RendezvousOptions& options);

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "comm/transport/rendezvous_messages.h"
+#include "comm/transport/socket.h"
 
 namespace moesaic::comm {
 namespace {
@@ -33,23 +34,6 @@ constexpr int kMaxAccepted = 64;
 constexpr auto kStrangerPatience = std::chrono::seconds(1);
 constexpr double kMaxLimitSeconds = 1e9;
 constexpr auto kRetryPause = std::chrono::milliseconds(50), kResolvePause = std::chrono::milliseconds(200);
-
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 template <typename... Args>
 Status RendezvousFault(StatusCode code, fmt::format_string<Args...> format, Args&&... args) {
@@ -146,6 +130,7 @@ class Connection {
     return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
   }
   StatusOr<bool> Take(size_t max_payload, Frame* frame) { return TakeFrame(in_, max_payload, frame); }
+  Socket Release() { return std::move(socket_); }
 
  private:
   Socket socket_;
@@ -157,8 +142,8 @@ class Connection {
 // Rank 0: collects the contacts and answers.
 class Host {
  public:
-  Host(const RendezvousOptions& options, std::string_view contact)
-      : options_(options), contacts_(options.size) {
+  Host(const RendezvousOptions& options, std::string_view contact, std::vector<Socket>* kept)
+      : options_(options), kept_(kept), contacts_(options.size) {
     contacts_[0] = contact;
     present_.assign(options.size, false);
     present_[0] = true;
@@ -310,8 +295,11 @@ class Host {
   void Drain(Clock::time_point end) {
     std::erase_if(peers_, IsStranger);
     while (!peers_.empty() && Clock::now() < end) {
-      std::erase_if(peers_, [](const auto& peer) {
-        return !peer->connection.Transfer() || peer->connection.drained();
+      std::erase_if(peers_, [this](const auto& peer) {
+        if (!peer->connection.Transfer()) return true;
+        if (!peer->connection.drained()) return false;
+        if (kept_ != nullptr) (*kept_)[peer->rank] = peer->connection.Release();
+        return true;
       });
       std::vector<pollfd> polled;
       for (const auto& peer : peers_) polled.push_back({peer->connection.fd(), POLLOUT, 0});
@@ -320,6 +308,7 @@ class Host {
   }
 
   const RendezvousOptions& options_;
+  std::vector<Socket>* const kept_;  // connections that stay open; null: none
   std::vector<std::string> contacts_;
   std::vector<bool> present_;
   std::vector<std::unique_ptr<Peer>> peers_;
@@ -368,7 +357,7 @@ StatusOr<Socket> Connect(const RendezvousOptions& options, Clock::time_point end
 
 // One exchange with rank 0.
 StatusOr<std::vector<std::string>> Join(const RendezvousOptions& options, std::string_view contact,
-                                        Clock::time_point end) {
+                                        Clock::time_point end, std::vector<Socket>* kept) {
   ASSIGN_OR_RETURN(Socket socket, Connect(options, end));
   Connection connection(std::move(socket));
   std::string challenge;
@@ -395,8 +384,11 @@ StatusOr<std::vector<std::string>> Join(const RendezvousOptions& options, std::s
         return refusal;
       } else if (frame.type == RendezvousType::kTable && !challenge.empty()) {
         ASSIGN_OR_RETURN(ContactTable table, ParseTable(frame.payload, options.size));
-        if (EqualMacs(table.mac, TableMac(options.secret, challenge, nonce, EncodeContacts(table.contacts))))
+        if (EqualMacs(table.mac,
+                      TableMac(options.secret, challenge, nonce, EncodeContacts(table.contacts)))) {
+          if (kept != nullptr) kept->front() = connection.Release();
           return table.contacts;
+        }
         return RendezvousFault(StatusCode::kPermissionDenied,
                                "rendezvous: the process at {} does not have the secret", Where(options));
       } else {
@@ -417,7 +409,8 @@ StatusOr<std::vector<std::string>> Join(const RendezvousOptions& options, std::s
 
 }  // namespace
 
-StatusOr<std::vector<std::string>> Rendezvous(const RendezvousOptions& options, std::string_view contact) {
+StatusOr<std::vector<std::string>> Rendezvous(const RendezvousOptions& options, std::string_view contact,
+                                              std::vector<Socket>* kept) {
   if (options.size < 1 || options.size > kMaxRendezvousRanks) {
     return InvalidArgument("rendezvous: size must be between 1 and {}, found {}", kMaxRendezvousRanks,
                            options.size);
@@ -440,8 +433,9 @@ StatusOr<std::vector<std::string>> Rendezvous(const RendezvousOptions& options, 
   }
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                       std::chrono::duration<double>(options.time_limit_s));
-  if (options.rank == 0) return Host(options, contact).Run(end);
-  return Join(options, contact, end);
+  if (kept != nullptr) kept->resize(options.size);
+  if (options.rank == 0) return Host(options, contact, kept).Run(end);
+  return Join(options, contact, end, kept);
 }
 
 }  // namespace moesaic::comm

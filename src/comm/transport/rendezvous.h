@@ -10,12 +10,17 @@
 #include <vector>
 
 #include "base/status.h"
+#include "comm/transport/socket.h"
 
 namespace moesaic::comm {
 
 /// Largest number of ranks, and of bytes of contact data per rank.
 inline constexpr int kMaxRendezvousRanks = 16384;
 inline constexpr size_t kMaxContactBytes = 16384;
+
+/// Called when the process of a rank has not answered for `silent_s` seconds, and with 0 s when it answers
+/// again.
+using SilenceReport = std::function<void(int rank, double silent_s)>;
 
 struct RendezvousOptions {
   std::string host;  ///< name or address of rank 0's host; rank 0 listens on it
@@ -27,6 +32,9 @@ struct RendezvousOptions {
   /// Polled by rank 0, at least once per second, while ranks are missing; an error ends the wait. May be
   /// empty.
   std::function<Status()> check = {};
+  /// The transport watches the ranks (rank_watch.h) if all of them have a report, of which that of rank 0 is
+  /// called, by another thread. Empty: it does not.
+  SilenceReport on_silence = {};
   double time_limit_s = 60;  ///< in (0, 1e9]
 };
 
@@ -35,7 +43,10 @@ struct RendezvousOptions {
 ///   kPermissionDenied  this rank's secret is not that of rank 0, or rank 0's is not that of the job
 ///   InvalidArgument    options; a rank that is present already; a size that differs from rank 0's
 ///   kUnavailable       the address cannot be used, rank 0 ended, or it may not open enough files
-/// Connections of peers without the secret are refused, and do not disturb the others.
-StatusOr<std::vector<std::string>> Rendezvous(const RendezvousOptions& options, std::string_view contact);
+/// Connections of peers without the secret are refused, and do not disturb the others. If `kept` is set, it
+/// receives connections by rank, which stay open: rank 0 has those of all other ranks, and they that to
+/// rank 0.
+StatusOr<std::vector<std::string>> Rendezvous(const RendezvousOptions& options, std::string_view contact,
+                                              std::vector<Socket>* kept = nullptr);
 
 }  // namespace moesaic::comm

@@ -13,6 +13,7 @@
 #include "comm/transport/idle_backoff.h"
 #include "comm/transport/limit_clock.h"
 #include "comm/transport/process_name.h"
+#include "comm/transport/rank_watch.h"
 #include "comm/transport/self_messages.h"
 #include "comm/transport/transfer_errors.h"
 #include "comm/transport/transfer_pool.h"
@@ -113,6 +114,7 @@ class UcxTransport final : public Transport {
 
   // Opens the endpoints and waits for the hello of every rank. A contact is a ProcessName and a UCX address.
   Status Connect(const std::vector<std::string>& contacts, double limit_s);
+  void KeepWatch(std::unique_ptr<RankWatch> watch) { watch_ = std::move(watch); }
 
   std::string_view name() const override { return "ucx"; }
   int rank() const override { return rank_; }
@@ -217,6 +219,7 @@ class UcxTransport final : public Transport {
   IdleBackoff backoff_;
   mutable LimitClock clock_;
   double quiet_since_ = 0;  // when a transfer ended, or none was in flight
+  std::unique_ptr<RankWatch> watch_;
 };
 
 // ---- callbacks of UCX
@@ -676,10 +679,17 @@ StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const RendezvousOptions& o
   ASSIGN_OR_RETURN(const std::string address, UcxAddress(worker.get()));
   const ProcessName own = OwnProcess();
   const std::string contact = std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + address;
-  ASSIGN_OR_RETURN(const std::vector<std::string> contacts, Rendezvous(options, contact));
+  std::vector<Socket> connections;
+  const bool watches = options.on_silence && options.size > 1;
+  ASSIGN_OR_RETURN(const std::vector<std::string> contacts,
+                   Rendezvous(options, contact, watches ? &connections : nullptr));
   auto made =
       std::make_unique<UcxTransport>(options.rank, options.size, std::move(context), std::move(worker));
   RETURN_IF_ERROR(made->Connect(contacts, options.time_limit_s));
+  if (watches) {
+    ASSIGN_OR_RETURN(auto watch, RankWatch::Start(options.rank, std::move(connections), options.on_silence));
+    made->KeepWatch(std::move(watch));
+  }
   return made;
 }
 

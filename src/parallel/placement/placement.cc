@@ -1,6 +1,8 @@
 #include "parallel/placement/placement.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace moesaic::parallel {
 
@@ -119,6 +121,33 @@ StatusOr<EplbPlan> ToEplb(const Placement& placement) {
     plan.log2phy[expert * plan.max_copies + ordinals[i]] = static_cast<int64_t>(i % plan.replicas);
   }
   return plan;
+}
+
+int FillSlots(const LoadMatrix& loads, std::span<const int> slots, Placement* placement) {
+  int most = 0;
+  std::vector<int> others;  // experts that the rank does not hold
+  for (size_t index = 0; index < placement->layers.size(); ++index) {
+    LayerPlacement& layer = placement->layers[index];
+    const std::span<const double> tokens = loads.layer(static_cast<int>(index));
+    std::vector<int> copies = CopiesOf(layer, placement->experts);
+    int added = 0;
+    for (size_t rank = 0; rank < layer.size(); ++rank) {
+      if (static_cast<int>(layer[rank].size()) >= slots[rank]) continue;
+      others.resize(placement->experts);
+      std::iota(others.begin(), others.end(), 0);
+      std::vector<bool> held(placement->experts, false);
+      for (const int expert : layer[rank]) held[expert] = true;
+      std::erase_if(others, [&](int expert) { return held[expert]; });
+      const auto load = [&](int expert) { return tokens[expert] / std::max(1, copies[expert]); };
+      std::ranges::stable_sort(others, std::greater(), load);
+      others.resize(std::min(others.size(), static_cast<size_t>(slots[rank]) - layer[rank].size()));
+      for (const int expert : others) ++copies[expert];
+      layer[rank].insert(layer[rank].end(), others.begin(), others.end());
+      added += static_cast<int>(others.size());
+    }
+    most = std::max(most, added);
+  }
+  return most;
 }
 
 LayerPlacement InOrder(int experts, int ranks) {

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "parallel/placement/eplb.h"
+#include "parallel/placement/load_matrix.h"
 
 namespace moesaic::parallel {
 
@@ -48,6 +49,12 @@ Status CheckEqualSlots(const Placement& placement);
 /// Returns arrays of the form that EPLB returns. InvalidArgument: ranks or layers differ in their number of
 /// slots, or `log2phy` is above kMaxLoadValues.
 StatusOr<EplbPlan> ToEplb(const Placement& placement);
+
+/// Fills the slots of ranks, [ranks], that are empty in `placement`: each rank gets further replicas of those
+/// experts that it does not hold and whose replicas have the largest loads. Slots of a rank that holds all
+/// experts stay empty. `loads` has the layers of the placement, and `slots` its ranks. Returns the largest
+/// number of added replicas of a layer.
+int FillSlots(const LoadMatrix& loads, std::span<const int> slots, Placement* placement);
 
 /// Returns experts in order, divided evenly among ranks up to one: the default placement of engines.
 LayerPlacement InOrder(int experts, int ranks);

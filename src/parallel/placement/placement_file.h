@@ -22,6 +22,11 @@ constexpr bool CountsDenseLayers(PlacementFormat format) {
   return format == PlacementFormat::kSglang || format == PlacementFormat::kTensorRt;
 }
 
+/// Returns whether the format has equally many slots on all ranks and layers, none of which is empty.
+constexpr bool NeedsEqualSlots(PlacementFormat format) {
+  return format != PlacementFormat::kMoesaic && format != PlacementFormat::kOmni;
+}
+
 /// Returns the bytes of a file. InvalidArgument: the format can't hold the placement. `first_layer` is the
 /// number of the first MoE layer; it must be 0 unless CountsDenseLayers().
 StatusOr<std::string> PlacementBytes(const Placement& placement, PlacementFormat format, int first_layer = 0);

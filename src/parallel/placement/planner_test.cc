@@ -115,6 +115,31 @@ TEST(Planner, EmptySlotsOfThePlacementInUseGetReplicas) {
   EXPECT_LT(worst_added, worst_moved);
 }
 
+TEST(FillSlots, GivesEmptySlotsToTheLargestReplicas) {
+  const LoadMatrix load{.layers = 2, .experts = 4, .tokens = {1, 9, 6, 1, 0, 0, 0, 0}};
+  Placement placement{4, {{{0, 1}, {3, 2}, {}}, {{0, 1}, {2, 3}, {1}}}};
+  EXPECT_EQ(FillSlots(load, std::vector<int>{3, 2, 3}, &placement), 4);
+  EXPECT_EQ(placement.layers[0], (LayerPlacement{{0, 1, 2}, {3, 2}, {1, 2, 0}}));
+  EXPECT_EQ(placement.layers[1], (LayerPlacement{{0, 1, 2}, {2, 3}, {1, 0, 2}}))
+      << "experts keep their slots";
+  EXPECT_EQ(FillSlots(load, std::vector<int>{9, 9, 9}, &placement), 4);
+  EXPECT_TRUE(CheckPlacement(placement, "filled", /*distinct=*/true).ok());
+  EXPECT_EQ(placement.max_slots(), 4) << "every rank holds all experts";
+}
+
+TEST(Planner, FilledSlotsStayFilled) {
+  const std::vector<LoadMatrix> loads = Loads(2, 64, 3, 3);
+  const std::vector<int> slots(8, 10);
+  Placement start{64, {InOrder(64, 8), InOrder(64, 8)}};
+  EXPECT_EQ(FillSlots(SumOfLoads(loads), slots, &start), 16);
+  for (const int moves : {0, 8, -1}) {
+    const auto plan = PlanPlacement(loads, {.slots = slots, .current = &start, .max_moves = moves});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_TRUE(CheckEqualSlots(plan->placement).ok());
+    EXPECT_EQ(plan->placement.replicas(0), 80);
+  }
+}
+
 TEST(Planner, HalfOfUniformRedundancyIsEnoughWhereItIsSpentUnevenly) {
   const std::vector<LoadMatrix> loads = Loads(12, 256, 1, 6);
   const Placement uniform = FromEplb(*PlanEplb(loads[0], {.replicas = 288, .gpus = 32}), 32);

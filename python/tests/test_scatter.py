@@ -196,6 +196,12 @@ def test_deviations_and_means_of_float16_do_not_overflow():
     np.testing.assert_array_equal(ts.scatter_mean(halves, np.zeros(70_000, np.int64), out=out), [0.5])
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_deviations_of_other_types_are_refused(dtype):
+    with pytest.raises(TypeError):
+        ts.scatter_std(np.array([1, 2, 4], dtype), np.zeros(3, np.int64))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_groups_that_are_masked(dtype):
     low = -np.inf

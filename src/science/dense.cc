@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/round.h"
 #include "kernels/linear.h"
+#include "science/run_tasks.h"
 
 namespace moesaic::science {
 
@@ -44,7 +45,7 @@ void Apply(const graph::Context& ctx, const Dense& dense, const float* x, int64_
   constexpr int64_t kRowsAtOnce = 1 << 14;  // bounds the copy of the activations
   for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
     const int count = static_cast<int>(std::min(kRowsAtOnce, rows - first));
-    const size_t mark = ctx.exec.scratch->Mark();
+    const graph::ScratchScope scope(ctx);
     const kernels::QuantizedActivations a = kernels::QuantizeActivations(
         ctx.exec, dense.matrix().layout.format, x + first * x_stride, x_stride, count, dense.k());
     kernels::Linear(ctx.exec, {.a = &a,
@@ -53,7 +54,6 @@ void Apply(const graph::Context& ctx, const Dense& dense, const float* x, int64_
                                .c = y + first * y_stride,
                                .c_stride = y_stride,
                                .accumulate = accumulate});
-    ctx.exec.scratch->Rewind(mark);
   }
 }
 

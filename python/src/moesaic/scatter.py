@@ -286,8 +286,8 @@ def _log(total: Any, eps: float) -> Any:
     """Return the logarithm of total + eps; 0 where the total is 0, as eps is in float16."""
     ones = _zeros_like(total) + 1
     if is_torch(total):
-        return _where(total > 0, total + eps, ones).log()
-    return np.log(_where(total > 0, total + np.asarray(eps, total.dtype), ones))
+        return _where(total == 0, ones, total + eps).log()
+    return np.log(_where(total == 0, ones, total + np.asarray(eps, total.dtype)))
 
 
 def scatter_log_softmax(src: Any, index: Any, dim: int = -1, eps: float = 1e-12, dim_size: int | None = None) -> Any:
@@ -321,7 +321,8 @@ def scatter_std(
         raise ValueError("scatter_std has no out")
     plan = _Plan(src, index, dim, dim_size)
     x = plan.enter(src)
-    x = x.float() if is_torch(x) else x.astype(np.float32)  # squares and counts may exceed float16
+    if str(x.dtype).removeprefix("torch.") in ("float16", "bfloat16"):  # squares and counts may exceed float16
+        x = x.float() if is_torch(x) else x.astype(np.float32)
     difference = x - graph.gather(plan.segments, segment_reduce(plan.segments, x, "mean"))
     squares = segment_reduce(plan.segments, difference * difference, "sum")
     ones = x * 0 + 1

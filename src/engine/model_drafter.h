@@ -17,7 +17,8 @@ namespace moesaic::engine {
 /// Has its own KV blocks. If none is free, it drafts nothing for a sequence that needs one.
 class ModelDrafter : public Drafter {
  public:
-  /// `model`, `kernels` and `threads` are borrowed. A pass has at most `max_rows` rows.
+  /// `model`, `kernels` and `threads` are borrowed. A step reads at most `max_rows` tokens, and the last 16
+  /// of each sequence besides.
   ModelDrafter(models::Model& model, const kernels::KernelTable& kernels, runtime::ThreadPool& threads,
                std::unique_ptr<cache::KvStore> store, int max_rows);
   void Keep(const std::vector<std::unique_ptr<Sequence>>& running) override;

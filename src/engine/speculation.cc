@@ -139,11 +139,8 @@ void Speculation::Draft(const std::vector<std::unique_ptr<Sequence>>& running, i
 
 void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
   if (jobs.empty()) return;
-  int passes = 0, pending_rows = 0;
-  for (const DraftJob& job : jobs) {
-    passes = std::max(passes, job.depth);
-    pending_rows += drafter->PendingRows(*job.sequence);
-  }
+  std::vector<int> pending;
+  for (const DraftJob& job : jobs) pending.push_back(drafter->PendingRows(*job.sequence));
   const Clock::time_point start = Clock::now();
   if (const Status drafted = drafter->Draft(jobs); !drafted.ok()) {
     if (!std::exchange(failure_logged_, true)) {
@@ -152,9 +149,13 @@ void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
     for (const DraftJob& job : jobs) job.sequence->draft.tokens.clear();
     return;
   }
-  for (const DraftJob& job : jobs) {
-    CutInvalid(*job.sequence);
-    pending_rows -= drafter->PendingRows(*job.sequence);  // those that the next steps compute
+  int passes = 0, pending_rows = 0;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Sequence& sequence = *jobs[i].sequence;
+    // Drafters may defer a job, or lack the memory for it.
+    passes = std::max(passes, static_cast<int>(sequence.draft.tokens.size()));
+    pending_rows += std::max(0, pending[i] - drafter->PendingRows(sequence));
+    CutInvalid(sequence);
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (!drafter->is_free()) policy_.CountDrafts(static_cast<int>(jobs.size()), passes, pending_rows, seconds);
@@ -176,7 +177,7 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
       stats_.draft_tokens += chunk.drafts;
       stats_.accepted_tokens += chunk.accepted;
       for (int place = 0; place < chunk.accepted; ++place) ++stats_.accepted_at[place];
-    } else if (is_free || !draft.cut) {
+    } else if (is_free || !draft.cut || !draft.tokens.empty()) {
       continue;  // JudgeFound() counts look-ups that were not verified
     }
     // The token that the grammar cut off after a whole draft was drafted and is wrong.

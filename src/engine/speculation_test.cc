@@ -226,7 +226,7 @@ class Oracle : public Drafter {
   const std::vector<int32_t>& text_;
 };
 
-// Drafts one token that the grammar refuses. The drafts take time.
+// Drafts one token that the grammar refuses. Not free.
 class Refused : public Drafter {
  public:
   int Limit(const Sequence&, int most) override { return std::min(1, most); }

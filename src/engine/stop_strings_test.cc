@@ -43,7 +43,6 @@ TEST(StopStringsTest, IgnoresEmptyStops) {
   EXPECT_FALSE(stops.matched());
 }
 
-// The output is the same for every division into pieces.
 TEST(StopStringsTest, AStopEndsInAPieceThatIsSearched) {
   StopStrings stops({"ab", "xaby"});
   EXPECT_EQ(stops.Feed("xab", /*searched=*/false), "") << "may begin the other one";
@@ -53,6 +52,7 @@ TEST(StopStringsTest, AStopEndsInAPieceThatIsSearched) {
   EXPECT_EQ(stops.match(), "ab");
 }
 
+// The output is the same for every division into pieces.
 TEST(StopStringsTest, OutputDoesNotDependOnThePieces) {
   const std::string text = "abcabcabdab<|end|>abc";
   for (size_t piece = 1; piece <= text.size(); ++piece) {

@@ -272,7 +272,13 @@ double RunJob(int signal, int size, int seed, double patience) {
 
 class UcxFaultTest : public testing::TestWithParam<const char*> {
  protected:
-  static int FirstSeed() { return 10 * testing::FLAGS_gtest_random_seed; }
+  static int FirstSeed() {
+#ifdef GTEST_FLAG_GET
+    return 10 * GTEST_FLAG_GET(random_seed);
+#else  // before GoogleTest 1.12
+    return 10 * testing::FLAGS_gtest_random_seed;
+#endif
+  }
 
  private:
   void SetUp() override {

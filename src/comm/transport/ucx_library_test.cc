@@ -10,7 +10,11 @@ namespace {
 
 TEST(UcxLibraryDeathTest, LoadingKeepsTheDispositionsOfSignals) {
   // "threadsafe" starts the program again, so the library is loaded here for the first time.
-  testing::FLAGS_gtest_death_test_style = "threadsafe";  // GTEST_FLAG_SET is new in GoogleTest 1.12
+#ifdef GTEST_FLAG_SET
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+#else  // before GoogleTest 1.12
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+#endif
   const auto load = [] {
     signal(SIGHUP, SIG_IGN);
     struct sigaction fault {};

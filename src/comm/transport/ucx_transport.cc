@@ -685,11 +685,11 @@ StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const RendezvousOptions& o
                    Rendezvous(options, contact, watches ? &connections : nullptr));
   auto made =
       std::make_unique<UcxTransport>(options.rank, options.size, std::move(context), std::move(worker));
-  RETURN_IF_ERROR(made->Connect(contacts, options.time_limit_s));
   if (watches) {
     ASSIGN_OR_RETURN(auto watch, RankWatch::Start(options.rank, std::move(connections), options.on_silence));
     made->KeepWatch(std::move(watch));
   }
+  RETURN_IF_ERROR(made->Connect(contacts, options.time_limit_s));
   return made;
 }
 

@@ -11,7 +11,8 @@ namespace {
 TEST(Guarded, ExceptionsAreErrors) {
   EXPECT_TRUE(Guarded([] { return OkStatus(); }).ok());
   EXPECT_EQ(Guarded([] { return InvalidArgument("no file"); }), InvalidArgument("no file"));
-  EXPECT_EQ(Guarded([]() -> Status { throw std::bad_alloc(); }), ResourceExhausted("out of memory"));
+  EXPECT_EQ(Guarded([]() -> Status { throw std::bad_alloc(); }),
+            ResourceExhausted("out of memory: std::bad_alloc"));
   EXPECT_EQ(Message(Guarded([]() -> Status { throw std::runtime_error("a bug"); })), "a bug");
 }
 

@@ -282,7 +282,11 @@ TEST_P(ElementwiseOpsTest, RopeRotatesEachHeadByRowPosition) {
 }
 
 TEST(RopeDeathTest, RefusesToRotateBeyondAHead) {
-  testing::FLAGS_gtest_death_test_style = "threadsafe";  // GTEST_FLAG_SET is new in GoogleTest 1.12
+#ifdef GTEST_FLAG_SET
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+#else  // before GoogleTest 1.12
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+#endif
   TestContext test(runtime::Isa::kRef, 1);
   std::vector<float> x(32);
   const std::vector<float> angles(16);

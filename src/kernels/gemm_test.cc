@@ -356,7 +356,7 @@ TEST_P(GemmPlainTest, PreparesLikeReference) {
       std::vector<float> x(k);
       for (float& v : x) v = Uniform(1) * magnitude;
       if (k > 5) x[3] = 0, x[5] = -magnitude;
-      if (k > 100) x[70] = std::nanf("");
+      if (k > 100 && k % 2 == 1) x[70] = std::nanf("");
       for (float scale_of_tensor : {0.0F, StaticScale::WithInverse(magnitude / 90), StaticScale::kMin}) {
         const StaticScale static_scale = StaticScale::Of(scale_of_tensor);
         std::vector<std::byte> expected(size_t(k_padded) / 64 * gemm.unit_bytes, std::byte{9}),

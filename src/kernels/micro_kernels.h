@@ -39,8 +39,8 @@ struct GemmTile {
 /// - kI8 without: q = round_half_even(x / scale) with scale = amax/127 (0 for a zero row).
 /// - Group-scaled formats quantize every 32 inputs, without a static scale, and store scales and corrections
 ///   after the elements (cpu/gemm_group_formats-inl.h).
-/// - If the row (of group-scaled formats: a group) has infinity or NaN, so is its scale, also if it is
-/// static.
+/// - The scale of a row (of a group, in group-scaled formats) with infinity or NaN is infinity or NaN, even
+///   with a static scale.
 ///
 /// Returns the scale for kI8, otherwise 0.
 using PrepareRowFn = float (*)(const float* x, int k, int k_padded, tensor::StaticScale static_scale,

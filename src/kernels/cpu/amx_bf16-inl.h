@@ -12,8 +12,8 @@ constexpr int kStep = 32;  // bfloat16 values in a row of a tile
 /// Compiler barrier: earlier stores must precede tile loads, which GCC does not know to read memory.
 inline void Written() { __asm__ volatile("" : : : "memory"); }
 
-/// Rounds to the nearest bfloat16, in the upper half of each lane. NaNs whose upper 17 bits are all set,
-/// which no operation makes, become 0.
+/// Rounds to the nearest bfloat16, in the upper half of each lane. NaNs with all 16 bits after the sign
+/// set, which x86 does not make, become 0 or -0.
 inline __m512i UpperBF16(V x) {
   const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
   return _mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000U)));

@@ -379,12 +379,12 @@ def raw(port, body, headers=""):
     return client
 
 
-def pair(test, transfer, directives="", prefill_us=20):
-    """Returns P, D and a proxy in front of both."""
+def pair(test, transfer, directives="", prefill_us=20, **options):
+    """Returns P, D and a proxy in front of both, with `options` of the proxy."""
     prefill = test.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", prefill_us)
     decode = test.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
     proxy = test.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"
                        f"metaserver http://{HOST}:@PORT@/v1/metaserver; {directives}"
                        f"engine {prefill.url} role=prefill bootstrap_port={prefill.port} max_requests=4;"
-                       f"engine {decode.url} role=decode max_requests=4;")
+                       f"engine {decode.url} role=decode max_requests=4;", **options)
     return prefill, decode, proxy

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 
-from proxying import HOST, WAIT_SECONDS, ProxyTest, attempt, main, patient, request, tokens, until
+from proxying import HOST, WAIT_SECONDS, ProxyTest, attempt, main, pair, patient, request, together, tokens, until
 
 
 class Workers(ProxyTest):
@@ -216,6 +216,22 @@ class Upgrades(ProxyTest):
         self.assertEqual(proxy.complete(prompt="b", max_tokens=1)[0], 200)
         self.assertEqual((engine.state()["served"], engine.state()["live"]), (7, 0))
         proxy.idle()
+
+    def test_blocks_of_decode_engines_reach_the_workers_of_their_requests(self):
+        """vllm-ascend's decode engines send their blocks to the proxy's address, at which both masters have workers."""
+        prefill, decode, proxy = pair(self, "ascend", "retries 0; health off;", daemon=True)
+        old = proxy.upgrade()
+        self.addCleanup(lambda: old.poll() is None and old.kill())
+        statuses = together(4, lambda i: [proxy.complete(prompt=tokens(10 * i + n, 300), max_tokens=2)[0] for n in range(10)])
+        self.assertEqual(statuses, [[200] * 10] * 4)
+        old.send_signal(signal.SIGWINCH)
+        until(lambda: not proxy.workers(old, exiting=True), what=proxy.log)
+        old.send_signal(signal.SIGQUIT)
+        old.wait(WAIT_SECONDS)
+        self.assertEqual(proxy.complete(prompt=tokens(99, 300), max_tokens=2)[0], 200)
+        proxy.idle()
+        for engine in (prefill, decode):
+            self.assertEqual((engine.state()["live"], engine.state()["pinned"]), (0, 0))
 
     def test_an_upgrade_can_be_taken_back(self):
         name = self.endpoint("back")

@@ -159,7 +159,7 @@ class Upgrades(ProxyTest):
             more(answers)
             before = proxy.workers()
             old = proxy.upgrade()
-            self.addCleanup(lambda: old.poll() is None and old.kill())
+            self.addCleanup(lambda: old.poll() is None and old.terminate())
             after, seen = proxy.workers(), set()
             until(lambda: seen.add(proxy_state(proxy)["pid"]) or seen & set(before) and seen & set(after))  # both serve
             more(answers)
@@ -199,7 +199,7 @@ class Upgrades(ProxyTest):
                 thread.start()
             until(lambda: waiting() == 5, what=proxy.state)
             old = proxy.upgrade()
-            self.addCleanup(lambda: old.poll() is None and old.kill())
+            self.addCleanup(lambda: old.poll() is None and old.terminate())
             old.send_signal(signal.SIGWINCH)
             until(lambda: not proxy.workers(old), what=proxy.log)
             old.send_signal(signal.SIGQUIT)
@@ -221,7 +221,7 @@ class Upgrades(ProxyTest):
         """vllm-ascend's decode engines send their blocks to the proxy's address, at which both masters have workers."""
         prefill, decode, proxy = pair(self, "ascend", "retries 0; health off;", daemon=True)
         old = proxy.upgrade()
-        self.addCleanup(lambda: old.poll() is None and old.kill())
+        self.addCleanup(lambda: old.poll() is None and old.terminate())
         statuses = together(4, lambda i: [proxy.complete(prompt=tokens(10 * i + n, 300), max_tokens=2)[0] for n in range(10)])
         self.assertEqual(statuses, [[200] * 10] * 4)
         old.send_signal(signal.SIGWINCH)
@@ -240,7 +240,7 @@ class Upgrades(ProxyTest):
         self.assertEqual(proxy.complete(prompt=tokens(1, 320), max_tokens=1)[0], 200)
         old = proxy.upgrade()
         new, proxy.process = proxy.process, old
-        self.addCleanup(lambda: new.poll() is None and new.kill())
+        self.addCleanup(lambda: new.poll() is None and new.terminate())
         old.send_signal(signal.SIGWINCH)
         until(lambda: not proxy.workers(exiting=True), what=proxy.log)
         self.assertEqual(proxy.complete(prompt=tokens(2, 320), max_tokens=1)[0], 200)

@@ -134,7 +134,7 @@ std::string MainText(const ProxyFlags& flags, const std::string& folder, const s
     text += fmt::format("user {};\n", user == nullptr ? "root" : user->pw_name);
   }
   fmt::format_to(std::back_inserter(text),
-                 "daemon off;\nworker_processes {};\nworker_rlimit_nofile 65536;\npid {};\n"
+                 "worker_processes {};\nworker_rlimit_nofile 65536;\npid {};\n"
                  "error_log stderr notice;\nthread_pool default threads={} max_queue=65536;\n"
                  "events {{ worker_connections 16384; }}\nhttp {{\n",
                  workers, Word(folder + "/nginx.pid"), std::max(2, cores / workers));
@@ -174,6 +174,10 @@ std::string LogText(const ProxyFlags& flags) {
     if (stage != proxy::Stage::kPrefixMatched)
       stages += fmt::format("\"{0}\":\"$moesaic_{0}\",", proxy::StageName(stage));
   }
+  // A daemon's own standard output is /dev/null.
+  const bool standard_output = flags.access_log == "/dev/stdout" && !flags.print_config;
+  const std::string file = standard_output ? fmt::format("/proc/{}/fd/1", getpid())
+                                           : std::filesystem::absolute(flags.access_log).string();
   return fmt::format(
       "  log_format moesaic escape=json '{{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
       "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
@@ -183,7 +187,7 @@ std::string LogText(const ProxyFlags& flags) {
       "\"retries\":\"$moesaic_retries\",{}"
       "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}}';\n"
       "  access_log {} moesaic;\n",
-      stages, Word(std::filesystem::absolute(flags.access_log)));
+      stages, Word(file));
 }
 
 // Returns the pool with the directives `body`, and the open server block that uses it.

@@ -154,7 +154,7 @@ std::string MainText(const ProxyFlags& flags, const std::string& folder, const s
 
   std::string text = fmt::format("load_module {};\n", Word(module));
   if (!folder.empty())
-    text += fmt::format("daemon off;\npid {};\nerror_log stderr notice;\n", Word(folder + "/nginx.pid"));
+    text += fmt::format("pid {};\nerror_log stderr notice;\n", Word(folder + "/nginx.pid"));
   fmt::format_to(std::back_inserter(text),
                  "worker_processes {};\nworker_rlimit_nofile 65536;\n"
                  "thread_pool default threads={} max_queue=65536;\n"
@@ -196,6 +196,10 @@ std::string LogText(const ProxyFlags& flags) {
     if (stage != proxy::Stage::kPrefixMatched)
       stages += fmt::format("\"{0}\":\"$moesaic_{0}\",", proxy::StageName(stage));
   }
+  // A daemon's own standard output is /dev/null.
+  const bool standard_output = flags.access_log == "/dev/stdout" && !flags.print_config;
+  const std::string file = standard_output ? fmt::format("/proc/{}/fd/1", getpid())
+                                           : std::filesystem::absolute(flags.access_log).string();
   return fmt::format(
       "  log_format moesaic escape=json '{{\"time\":\"$time_iso8601\",\"id\":\"$moesaic_request_id\","
       "\"status\":$status,\"outcome\":\"$moesaic_outcome\",\"prefill\":\"$moesaic_prefill_engine\","
@@ -205,7 +209,7 @@ std::string LogText(const ProxyFlags& flags) {
       "\"retries\":\"$moesaic_retries\",{}"
       "\"ttft\":\"$moesaic_ttft\",\"done\":\"$moesaic_done\",\"key\":\"$moesaic_key_name\"}}';\n"
       "  access_log {} moesaic;\n",
-      stages, Word(std::filesystem::absolute(flags.access_log)));
+      stages, Word(file));
 }
 
 // Returns the pool with the directives `body`, and the open server block that uses it.

@@ -1,18 +1,23 @@
-// Plain `moesaic proxy` runs nginx with the proxy module in the foreground.
+// Plain `moesaic proxy` runs nginx with the proxy module until it is asked to end.
 #include "app/proxy_serve.h"
 
 #include <fmt/format.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "app/output.h"
 #include "app/proxy_config.h"
@@ -54,50 +59,162 @@ class ProxyFolder {
   bool temporary_ = false;
 };
 
-StatusOr<pid_t> StartNginx(const std::string& nginx, const std::string& folder, bool check,
-                           const sigset_t& mask) {
-  const std::string config = folder + "/nginx.conf";
-  const pid_t child = fork();
-  if (child < 0) return IoError("fork: {}", std::strerror(errno));
-  if (child > 0) return child;
-  sigprocmask(SIG_SETMASK, &mask, nullptr);
-  const char* words[] = {nginx.c_str(),          "-p",   folder.c_str(), "-c", config.c_str(),
-                         check ? "-t" : nullptr, nullptr};
-  execv(nginx.c_str(), const_cast<char**>(words));
-  _exit(127);
-}
+// nginx, over upgrades of its binary. It runs as a daemon: in the foreground it does not replace its binary.
+// This process is the parent of its master all the same, because it is the reaper of its descendants.
+class Nginx {
+ public:
+  Nginx(std::string program, std::string folder, bool check)
+      : program_(std::move(program)), folder_(std::move(folder)), check_(check) {}
 
-Status Ended(int state, const std::string& nginx, bool asked) {
-  if (WIFEXITED(state) && WEXITSTATUS(state) == 0) return OkStatus();
-  if (WIFEXITED(state) && WEXITSTATUS(state) == 127) return IoError("cannot run {}", nginx);
-  if (asked && WIFSIGNALED(state)) return OkStatus();
-  if (WIFEXITED(state))
-    return IoError("nginx ended with status {}; its messages are above", WEXITSTATUS(state));
-  return IoError("nginx was ended by signal {}", WTERMSIG(state));
-}
+  /// `mask`: signals that nginx blocks.
+  Status Start(const sigset_t& mask) {
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return IoError("prctl: {}", std::strerror(errno));
+    const std::string config = folder_ + "/nginx.conf";
+    starter_ = fork();
+    if (starter_ < 0) return IoError("fork: {}", std::strerror(errno));
+    if (starter_ > 0) return OkStatus();
+    sigprocmask(SIG_SETMASK, &mask, nullptr);
+    const char* words[] = {program_.c_str(),        "-p",   folder_.c_str(), "-c", config.c_str(),
+                           check_ ? "-t" : nullptr, nullptr};
+    execv(program_.c_str(), const_cast<char**>(words));
+    _exit(127);
+  }
 
-// Waits for nginx. SIGHUP reads --engines again and reloads; SIGINT, SIGTERM and SIGQUIT let requests finish,
-// a second one does not.
-Status Supervise(pid_t child, const ProxyFlags& flags, const std::string& folder, const std::string& nginx,
-                 const sigset_t& signals) {
-  bool asked = false;
-  for (;;) {
+  /// Returns the end of nginx, or nothing while it runs. Call it after SIGCHLD, and every 0.1 s while
+  /// changing().
+  std::optional<Status> Look() {
     int state = 0;
-    if (waitpid(child, &state, WNOHANG) == child) return Ended(state, nginx, asked);
-    int signal = 0;
-    if (sigwait(&signals, &signal) != 0) continue;
-    if (signal == SIGCHLD) continue;
-    if (signal == SIGHUP) {
-      const Status status = WriteEngineList(flags, folder);
-      if (status.ok()) {
-        kill(child, SIGHUP);
-      } else {
-        Tell("moesaic proxy: not reloaded: {}\n", Message(status));
+    pid_t ended = 0;
+    while ((ended = waitpid(-1, &state, WNOHANG)) > 0) {
+      if (ended == starter_) starter_ = 0;
+      if (ended == old_) old_ = 0;
+      if (ended == master_) {
+        master_ = 0;
+        // A master that was started by hand may have taken its place.
+        if (state != 0 && !Adopt()) return Ended(state);
       }
-      continue;
+      if (master_ == 0) last_ = state;
     }
-    kill(child, asked ? SIGTERM : SIGQUIT);
-    asked = true;
+    if (ended < 0) return Ended(last_);  // there is no child
+    if (master_ == 0) Adopt();
+    if (upgrades_ && master_ != 0) FinishUpgrade();
+    if (master_ != 0 && old_ == 0 && !IsChild(master_))
+      return IoError("the new nginx has ended; its messages are above");
+    return std::nullopt;
+  }
+  bool changing() const { return master_ == 0 || upgrades_; }
+
+  void Reload() {
+    if (master_ == 0) {
+      reloads_ = true;
+    } else {
+      kill(master_, SIGHUP);
+    }
+  }
+  /// Starts a new master, which takes the place of this one.
+  void Upgrade() {
+    if (changing() || old_ != 0 || asked_) {
+      Tell("moesaic proxy: not upgraded: nginx is being started, upgraded or ended\n");
+      return;
+    }
+    upgrades_ = std::chrono::steady_clock::now();
+    kill(master_, SIGUSR2);
+  }
+  /// Lets requests finish; the second call does not.
+  void Stop() {
+    for (const pid_t process : {starter_, master_, old_}) {
+      if (process != 0) kill(process, asked_ ? SIGTERM : SIGQUIT);
+    }
+    asked_ = true;
+  }
+
+ private:
+  // The process that nginx's file names, or 0.
+  pid_t Named() const {
+    std::ifstream file(folder_ + "/nginx.pid");
+    pid_t pid = 0;
+    return file >> pid && file.get() == '\n' ? pid : 0;
+  }
+
+  // Also of a child that has ended and that waitpid has not returned yet.
+  static bool IsChild(pid_t pid) {
+    siginfo_t ignored;
+    return waitid(P_PID, static_cast<id_t>(pid), &ignored, WEXITED | WNOHANG | WNOWAIT) == 0;
+  }
+
+  // Makes the process that nginx's file names the master, if it is a child. It is not while its parent runs.
+  bool Adopt() {
+    const pid_t named = Named();
+    if (named <= 0 || !IsChild(named)) return false;
+    master_ = named;
+    upgrades_.reset();
+    if (std::exchange(reloads_, false)) kill(master_, SIGHUP);
+    if (asked_) kill(master_, SIGQUIT);
+    return true;
+  }
+
+  // The new master writes its file when it has read its configuration. nginx renames the file of the old one
+  // before that, and back when the new one fails.
+  void FinishUpgrade() {
+    constexpr auto kStart = std::chrono::seconds(10);
+    const pid_t named = Named();
+    if (named > 0 && named != master_) {
+      Tell("moesaic proxy: nginx was upgraded; the old one finishes its requests\n");
+      old_ = std::exchange(master_, named);
+      kill(old_, SIGQUIT);
+      if (asked_) kill(master_, SIGQUIT);
+      upgrades_.reset();
+    } else if (named == master_ && std::chrono::steady_clock::now() - *upgrades_ > kStart) {
+      Tell("moesaic proxy: not upgraded: the new nginx did not start; its messages are above\n");
+      upgrades_.reset();
+    }
+  }
+
+  Status Ended(int state) const {
+    if (WIFEXITED(state) && WEXITSTATUS(state) == 0) return OkStatus();
+    if (WIFEXITED(state) && WEXITSTATUS(state) == 127) return IoError("cannot run {}", program_);
+    if (asked_ && WIFSIGNALED(state)) return OkStatus();
+    if (WIFEXITED(state))
+      return IoError("nginx ended with status {}; its messages are above", WEXITSTATUS(state));
+    return IoError("nginx was ended by signal {}", WTERMSIG(state));
+  }
+
+  std::string program_, folder_;
+  bool check_, asked_ = false;
+  bool reloads_ = false;  // when the master is known
+  pid_t starter_ = 0;     // ends when nginx is a daemon; 0: has ended
+  pid_t master_ = 0;      // the newest; 0: not known
+  pid_t old_ = 0;         // finishes its requests after an upgrade; 0: none
+  int last_ = 0;          // state of the last process that ended while there was no master
+  std::optional<std::chrono::steady_clock::time_point> upgrades_;  // begin of an upgrade
+};
+
+// Waits for nginx. SIGHUP reads --engines again and reloads; SIGUSR2 upgrades; SIGINT, SIGTERM and SIGQUIT
+// let requests finish, a second one does not.
+Status Supervise(Nginx& nginx, const ProxyFlags& flags, const std::string& folder, const sigset_t& signals) {
+  constexpr timespec kLookInterval = {.tv_sec = 0, .tv_nsec = 100'000'000};
+  for (;;) {
+    const int signal = sigtimedwait(&signals, nullptr, nginx.changing() ? &kLookInterval : nullptr);
+    if (const std::optional<Status> end = nginx.Look()) return *end;
+    switch (signal) {
+      case -1:  // no signal came
+      case SIGCHLD:
+        break;
+      case SIGHUP: {
+        const Status status = WriteEngineList(flags, folder);
+        if (status.ok()) {
+          nginx.Reload();
+        } else {
+          Tell("moesaic proxy: not reloaded: {}\n", Message(status));
+        }
+        break;
+      }
+      case SIGUSR2:
+        nginx.Upgrade();
+        break;
+      default:
+        nginx.Stop();
+    }
   }
 }
 
@@ -113,7 +230,7 @@ Status RunProxy(const ProxyFlags& flags) {
   }
   ASSIGN_OR_RETURN(const auto folder, ProxyFolder::Make(flags.folder));
   ASSIGN_OR_RETURN(const std::string config, ProxyConfig(flags, folder->path()));
-  ASSIGN_OR_RETURN(const std::string nginx, FindNginx(flags));
+  ASSIGN_OR_RETURN(const std::string program, FindNginx(flags));
   RETURN_IF_ERROR(WriteEngineList(flags, folder->path()));
   {
     const std::string path = folder->path() + "/nginx.conf";
@@ -124,13 +241,14 @@ Status RunProxy(const ProxyFlags& flags) {
   }
   sigset_t signals, mask;
   sigemptyset(&signals);
-  for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
+  for (const int signal : {SIGHUP, SIGUSR2, SIGINT, SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, &mask);
-  ASSIGN_OR_RETURN(const pid_t child, StartNginx(nginx, folder->path(), flags.check, mask));
+  Nginx nginx(program, folder->path(), flags.check);
+  RETURN_IF_ERROR(nginx.Start(mask));
   if (!flags.check)
     Tell("moesaic proxy: listening at http://{}:{}, state at /moesaic\n", proxy::UrlHost(flags.host),
          flags.port);
-  const Status status = Supervise(child, flags, folder->path(), nginx, signals);
+  const Status status = Supervise(nginx, flags, folder->path(), signals);
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   return status;
 }

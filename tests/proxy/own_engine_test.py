@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Tests two engines of this project with the proxy: the official client, cached tokens, equal token ids, `moesaic proxy`."""
+import contextlib
 import json
 import os
 import pathlib
@@ -141,9 +142,28 @@ class OwnEngines(ProxyTest):
         proxy.idle()
 
 
-def children(column, pid):
+def column_of_children(column, pid):
     """Returns a column of ps for the children of a process."""
     return subprocess.run(["ps", "-o", f"{column}=", "--ppid", str(pid)], capture_output=True, text=True, check=True).stdout.split()
+
+
+def read_pid(path):
+    """Returns the pid in a file that nginx writes, or None."""
+    text = path.read_text() if path.exists() else ""
+    return int(text) if text.endswith("\n") else None
+
+
+def children(pid):
+    """Returns the pids of the processes that a process started and that run."""
+    out = subprocess.run(["ps", "-o", "pid=,stat=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return {int(line.split()[0]) for line in out.splitlines() if line.split()[1][0] != "Z"}
+
+
+def end(pid_file):
+    """Ends the nginx that a failed test left."""
+    if pid := read_pid(pid_file):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 class Verb(ProxyTest):
@@ -181,8 +201,9 @@ class Verb(ProxyTest):
         body = {"prompt": "a", "max_tokens": 1, "user": "x" * 2_000_000}
         self.assertEqual(request(HOST, port, "POST", "/v1/completions", body)[0], 200)
         if os.geteuid() == 0:
-            nginx, = children("pid", process.pid)
-            self.assertNotIn("0", children("uid", nginx))
+            until(lambda: len(column_of_children("pid", process.pid)) == 1)  # nginx, which has become a daemon
+            nginx, = column_of_children("pid", process.pid)
+            until(lambda: {"0"}.isdisjoint(column_of_children("uid", nginx)))  # one that was just forked still belongs to root
         other = self.mock()
         engines.write_text(f"{engine.url}\n{other.url}\n")
         process.send_signal(signal.SIGHUP)
@@ -191,6 +212,56 @@ class Verb(ProxyTest):
         self.assertEqual(process.wait(WAIT_SECONDS), 0)
         line = json.loads((pathlib.Path(folder.name) / "log").read_text().splitlines()[0])
         self.assertEqual((line["status"], line["outcome"]), (200, "completed"))
+
+    def test_replaces_nginx_under_traffic(self):
+        """SIGUSR2 starts nginx again, as after an update of the package, and the old one finishes its requests."""
+        engine = self.mock()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        with socket.create_server((HOST, 0)) as free:
+            port = free.getsockname()[1]
+        pid_file, log = pathlib.Path(folder.name) / "nginx.pid", pathlib.Path(folder.name) / "stdout"
+        with open(log, "w") as stdout, open(pathlib.Path(folder.name) / "stderr", "w") as stderr:
+            process = subprocess.Popen(self.command("--engine", engine.url, "--host", HOST, "--port", port, "--workers", 2, "--folder", folder.name,
+                                                    "--set", "health off", "--access-log", "/dev/stdout"), stdout=stdout, stderr=stderr)
+        self.addCleanup(process.kill)
+        errors = lambda: (pathlib.Path(folder.name) / "stderr").read_text()
+        master = lambda other=None: until(lambda: pid if (pid := read_pid(pid_file)) != other else None, what=errors)
+        complete = lambda: request(HOST, port, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})[0]
+        first = master()
+        self.addCleanup(end, pid_file)
+        with socket.create_connection((HOST, port), timeout=WAIT_SECONDS) as held:
+            body = json.dumps({"prompt": "a", "max_tokens": 50, "stream": True}).encode()
+            held.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+            self.assertTrue(held.recv(1).startswith(b"H"))
+            engine.faults(stall_ms=3600_000)
+            process.send_signal(signal.SIGUSR2)
+            second = master(first)
+            until(lambda: "the old one finishes its requests" in errors(), what=errors)
+            until(lambda: json.loads(request(HOST, port, "GET", "/moesaic/state")[2])["pid"] not in children(first))
+            self.assertTrue(children(first))  # the request that the engine holds
+            engine.faults()  # the engine continues
+            self.assertTrue(b"".join(iter(lambda: held.recv(65536), b"")).rstrip().endswith(b"0"))
+        until(lambda: not children(first) and complete() == 200)
+        os.kill(second, signal.SIGUSR2)  # nginx's own procedure
+        third = master(second)
+        os.kill(second, signal.SIGQUIT)
+        until(lambda: not children(second) and complete() == 200)
+        before = children(third)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: children(third) and not children(third) & before, what=errors)
+        self.assertEqual(complete(), 200)
+        config = pathlib.Path(folder.name) / "nginx.conf"
+        config.write_text(config.read_text() + "nonsense;\n")
+        process.send_signal(signal.SIGUSR2)  # the new nginx does not start
+        until(lambda: "not upgraded" in errors(), what=errors)
+        self.assertEqual((complete(), read_pid(pid_file)), (200, third))
+        process.terminate()
+        self.assertEqual(process.wait(WAIT_SECONDS), 0)
+        self.assertFalse(pid_file.exists())
+        outcomes = [outcome for line in log.read_text().splitlines() if (outcome := json.loads(line)["outcome"])]
+        self.assertEqual(set(outcomes), {"completed"})
+        self.assertGreaterEqual(len(outcomes), 4)
 
     def test_refuses_wrong_flags(self):
         for flags, word in ((["--prefill", "http://127.0.0.1:1"], "--decode"), ([], "--engine"),

@@ -138,16 +138,17 @@ class Mock:
 
 
 class Daemon:
-    """A process that left its parent, with the interface of Popen."""
+    """A process that left its parent, with the interface of Popen. `old`: the process that its file named before."""
 
-    def __init__(self, command, pid_file):
-        subprocess.run(command, check=True)
+    def __init__(self, pid_file, old=None):
         self.pid_file = pid_file
-        self.pid = until(self.read_pid, what=lambda: "the pid file")
+        self.pid = until(lambda: pid if (pid := self.read_pid()) != old else None, what=lambda: "the pid file")
 
     def read_pid(self):
-        text = self.pid_file.read_text() if self.pid_file.exists() else ""
-        return int(text) if text.endswith("\n") else None
+        with contextlib.suppress(FileNotFoundError):
+            text = self.pid_file.read_text()
+            return int(text) if text.endswith("\n") else None
+        return None
 
     def send_signal(self, number):
         os.kill(self.pid, number)
@@ -187,7 +188,9 @@ class Proxy:
         if checked.returncode != 0:
             shutil.rmtree(self.folder)
             raise ValueError(checked.stderr)
-        self.process = Daemon(command, self.folder / "pid") if daemon else subprocess.Popen(command)
+        if daemon:
+            subprocess.run(command, check=True)
+        self.process = Daemon(self.folder / "pid") if daemon else subprocess.Popen(command)
         atexit.register(self.process.kill)
         # A signal that arrives before nginx has started its workers waits for the next signal.
         until(lambda: self.listens() and self.workers() or self.process.poll() is not None)
@@ -279,11 +282,21 @@ http {{ log_format stages '$status $moesaic_outcome $moesaic_received $moesaic_t
                 assert engine[counter] == 0, (counter, engine)
         return state
 
-    def workers(self):
-        """Returns the pids of the worker processes that do not exit."""
-        out = subprocess.run(["ps", "-o", "pid=,stat=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True).stdout
+    def workers(self, process=None, exiting=False):
+        """Returns the pids of the worker processes of the master, or of another one; those that exit only if wanted."""
+        out = subprocess.run(["ps", "-o", "pid=,stat=,args=", "--ppid", str((process or self.process).pid)],
+                             capture_output=True, text=True).stdout
         return [int(line.split()[0]) for line in out.splitlines()
-                if "worker process" in line and "shutting down" not in line and line.split()[1][0] != "Z"]
+                if "worker process" in line and (exiting or "shutting down" not in line) and line.split()[1][0] != "Z"]
+
+    def upgrade(self):
+        """Starts another master, as for a new binary. It is that of the proxy from now on; returns the old one."""
+        old = self.process
+        old.send_signal(signal.SIGUSR2)
+        self.process = Daemon(old.pid_file, old=old.pid)
+        atexit.register(self.process.kill)
+        until(lambda: len(self.workers()) == self.workers_wanted, what=self.log)
+        return old
 
     def reload(self, pool):
         old = set(self.workers())
@@ -366,12 +379,12 @@ def raw(port, body, headers=""):
     return client
 
 
-def pair(test, transfer, directives="", prefill_us=20):
-    """Returns P, D and a proxy in front of both."""
+def pair(test, transfer, directives="", prefill_us=20, **options):
+    """Returns P, D and a proxy in front of both, with `options` of the proxy."""
     prefill = test.mock("--transfer", transfer, "--role", "prefill", "--prefill-us", prefill_us)
     decode = test.mock("--transfer", transfer, "--role", "decode", "--step-ms", "5")
     proxy = test.proxy(f"transfer {transfer}; api {'sglang' if transfer == 'sglang' else 'vllm'}; skip_prefill 16;"
                        f"metaserver http://{HOST}:@PORT@/v1/metaserver; {directives}"
                        f"engine {prefill.url} role=prefill bootstrap_port={prefill.port} max_requests=4;"
-                       f"engine {decode.url} role=decode max_requests=4;")
+                       f"engine {decode.url} role=decode max_requests=4;", **options)
     return prefill, decode, proxy

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Killed workers and masters, and reloads under traffic."""
+"""Killed workers and masters, reloads and upgrades of the binary under traffic."""
+import contextlib
 import http.client
 import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
 
-from proxying import ProxyTest, attempt, main, patient, tokens, until
+from proxying import HOST, WAIT_SECONDS, ProxyTest, attempt, main, pair, patient, request, together, tokens, until
 
 
 class Workers(ProxyTest):
@@ -108,6 +110,151 @@ class Workers(ProxyTest):
             proxy.reload(f"engine {engine.url}; queue 100;")
             self.assertEqual(proxy.complete(prompt="b", max_tokens=1)[0], 200)
             self.assertTrue(answer.read().endswith(b"[DONE]\n\n"))
+        proxy.idle()
+
+
+class Upgrades(ProxyTest):
+    """nginx's procedure for a new binary: USR2 starts a second master, WINCH ends the workers of the first one, QUIT ends it."""
+
+    @contextlib.contextmanager
+    def traffic(self, ask):
+        """Calls ask(seed) in threads and yields the list of its results."""
+        stop, answers = threading.Event(), []
+
+        def load(seed):
+            while not stop.is_set():
+                try:
+                    answers.append(ask(seed))
+                except (OSError, http.client.HTTPException) as error:
+                    answers.append(error)
+                seed += 10
+        threads = [threading.Thread(target=load, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield answers
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    def test_loses_no_request_and_follows_the_engines_again(self):
+        with socket.create_server((HOST, 0)) as free:
+            bound = f"tcp://{HOST}:{free.getsockname()[1]}"
+        names = [self.endpoint("upgrade"), self.endpoint("bound")]
+        engines = [self.mock("--kv-events", events, "--kv-replay", name + "-replay") for events, name in zip((names[0], bound), names)]
+        proxy = self.proxy(f"engine {engines[0].url} kv_events={names[0]} kv_replay={names[0]}-replay;"
+                           f"engine {engines[1].url} kv_events=bind:{bound} kv_replay={names[1]}-replay;", daemon=True)
+
+        def ask(seed):
+            if seed % 2:
+                return proxy.complete(prompt=tokens(seed, 64), max_tokens=8)[0]
+            with proxy.streaming(prompt=tokens(seed, 64), max_tokens=30) as answer:
+                return answer.status if answer.read().endswith(b"data: [DONE]\n\n") else "cut"
+
+        def more(answers):
+            done = len(answers)
+            until(lambda: len(answers) > done + 12, what=proxy.log)
+        with self.traffic(ask) as answers:
+            more(answers)
+            before = proxy.workers()
+            old = proxy.upgrade()
+            self.addCleanup(lambda: old.poll() is None and old.terminate())
+            after, seen = proxy.workers(), set()
+            until(lambda: seen.add(proxy_state(proxy)["pid"]) or seen & set(before) and seen & set(after))  # both serve
+            more(answers)
+            old.send_signal(signal.SIGWINCH)
+            until(lambda: not proxy.workers(old, exiting=True), what=proxy.log)
+            more(answers)
+            self.assertIsNone(old.poll())
+            old.send_signal(signal.SIGQUIT)
+            old.wait(WAIT_SECONDS)
+            more(answers)
+        self.assertEqual(set(answers), {200})
+        # The new workers have a state of their own, which the events of the engines fill.
+        self.assertIn(proxy.idle()["master"], after)
+        until(lambda: all(e["index"] == "exact" for e in proxy.state()["engines"]), what=proxy.state)
+        for number, engine in enumerate(engines):
+            known = proxy.state()["index"]["memberships"]
+            request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": tokens(7000 + number, 1600), "max_tokens": 1})
+            until(lambda: proxy.state()["index"]["memberships"] >= known + 100, what=proxy.state)
+        completed = proxy.metrics()['moesaic_proxy_requests_total{pool="pool",outcome="completed"}']
+        self.assertTrue(0 < completed < len(answers), completed)
+        self.assertEqual(sum(e.state()["served"] for e in engines), len(answers) + len(engines))
+
+    def test_old_workers_serve_their_queue(self):
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url} max_requests=1; queue_timeout 1h; health off;", daemon=True)
+        waiting = lambda: proxy.state()["stages"][3]["now"]
+        ended = []
+
+        def ask(seed):
+            with proxy.streaming(prompt=tokens(seed, 32), max_tokens=20) as answer:
+                ended.append(answer.read().endswith(b"data: [DONE]\n\n"))
+        with proxy.streaming(prompt="a", max_tokens=100) as held:
+            held.readline()
+            engine.faults(stall_ms=3600_000)
+            threads = [threading.Thread(target=ask, args=(i,)) for i in range(5)]
+            for thread in threads:
+                thread.start()
+            until(lambda: waiting() == 5, what=proxy.state)
+            old = proxy.upgrade()
+            self.addCleanup(lambda: old.poll() is None and old.terminate())
+            old.send_signal(signal.SIGWINCH)
+            until(lambda: not proxy.workers(old), what=proxy.log)
+            old.send_signal(signal.SIGQUIT)
+            state = proxy.idle()  # that of the new workers
+            self.assertIn(state["pid"], proxy.workers())
+            self.assertEqual((state["stages"][0]["entered"], ended), (0, []))
+            self.assertIsNone(old.poll())
+            engine.faults()  # the engine continues
+            self.assertTrue(held.read().endswith(b"data: [DONE]\n\n"))
+        for thread in threads:
+            thread.join()
+        self.assertEqual(ended, [True] * 5)
+        old.wait(WAIT_SECONDS)
+        self.assertEqual(proxy.complete(prompt="b", max_tokens=1)[0], 200)
+        self.assertEqual((engine.state()["served"], engine.state()["live"]), (7, 0))
+        proxy.idle()
+
+    def test_blocks_of_decode_engines_reach_the_workers_of_their_requests(self):
+        """vllm-ascend's decode engines send their blocks to the proxy's address, at which both masters have workers."""
+        prefill, decode, proxy = pair(self, "ascend", "retries 0; health off;", daemon=True)
+        old = proxy.upgrade()
+        self.addCleanup(lambda: old.poll() is None and old.terminate())
+        statuses = together(4, lambda i: [proxy.complete(prompt=tokens(10 * i + n, 300), max_tokens=2)[0] for n in range(10)])
+        self.assertEqual(statuses, [[200] * 10] * 4)
+        old.send_signal(signal.SIGWINCH)
+        until(lambda: not proxy.workers(old, exiting=True), what=proxy.log)
+        old.send_signal(signal.SIGQUIT)
+        old.wait(WAIT_SECONDS)
+        self.assertEqual(proxy.complete(prompt=tokens(99, 300), max_tokens=2)[0], 200)
+        proxy.idle()
+        for engine in (prefill, decode):
+            self.assertEqual((engine.state()["live"], engine.state()["pinned"]), (0, 0))
+
+    def test_an_upgrade_can_be_taken_back(self):
+        name = self.endpoint("back")
+        engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay")
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay;", daemon=True)
+        self.assertEqual(proxy.complete(prompt=tokens(1, 320), max_tokens=1)[0], 200)
+        old = proxy.upgrade()
+        new, proxy.process = proxy.process, old
+        self.addCleanup(lambda: new.poll() is None and new.terminate())
+        old.send_signal(signal.SIGWINCH)
+        until(lambda: not proxy.workers(exiting=True), what=proxy.log)
+        self.assertEqual(proxy.complete(prompt=tokens(2, 320), max_tokens=1)[0], 200)
+        old.send_signal(signal.SIGHUP)
+        until(lambda: len(proxy.workers()) == 2, what=proxy.log)
+        new.send_signal(signal.SIGQUIT)
+        new.wait(WAIT_SECONDS)
+        until(lambda: old.read_pid() == old.pid)
+        state = proxy.idle()
+        self.assertEqual(state["outcomes"]["completed"], 1)  # its state was kept
+        # The events of the time without workers are replayed.
+        until(lambda: proxy.state()["index"]["memberships"] >= 40, what=proxy.state)
+        self.assertEqual(proxy.complete(prompt=tokens(1, 320) + tokens(3, 32), max_tokens=1)[0], 200)
+        self.assertEqual(proxy.access(3)[-1][17], "320")
         proxy.idle()
 
 

@@ -109,6 +109,9 @@ class Board {
                ? 0
                : workers[static_cast<size_t>(number)].pid.load(std::memory_order_acquire);
   }
+  uint64_t Wake(int number) const {
+    return workers[static_cast<size_t>(number)].wake.load(std::memory_order_relaxed);
+  }
   int Numbers() const { return std::min(num_workers.load(std::memory_order_acquire), kMaxWorkers); }
   int NumberOf(int32_t pid) const {
     for (int i = 0; i < Numbers(); ++i) {

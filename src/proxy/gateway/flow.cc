@@ -159,8 +159,8 @@ void Flow::Start(ClientRequest request) {
   peers_.transfer = gateway_.settings().transfer;
   request_id_ = HeaderOf(request_, "x-request-id");
   if (request_id_.empty() || gateway_.settings().transfer == Transfer::kAscend) {
-    request_id_ = fmt::format("moesaic-{}-{}-{}-{:016x}", gateway_.worker(), id_.slot, id_.generation,
-                              gateway_.random()());
+    request_id_ = fmt::format("moesaic-{}-{}-{}-{:016x}-{:016x}", gateway_.worker(), id_.slot, id_.generation,
+                              gateway_.wake(), gateway_.random()());
   }
   phase_ = Phase::kPreparing;
   const bool renders = tokens_.empty() && gateway_.renderer() != nullptr;

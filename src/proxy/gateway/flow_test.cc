@@ -39,6 +39,10 @@ class FakeTransport : public Transport {
   void ArmTimer(Nanos delay, bool) override { due_ = delay < 0 ? -1 : now_ + delay; }
   void RunSoon() override { soon_ = true; }
   void Wake(int) override {}
+  bool Send(uint64_t wake, std::string_view message) override {
+    sent_.emplace_back(wake, message);
+    return takes_messages_;
+  }
   void* Watch(int, Watcher& watcher) override { return &watcher; }
   void Unwatch(void*) override {}
   void* Resolve(std::string_view, Lookup&) override { return nullptr; }
@@ -46,7 +50,8 @@ class FakeTransport : public Transport {
   void Log(bool, std::string_view) override {}
 
   Nanos now_ = 1000 * kSecond, due_ = -1;
-  bool soon_ = false;
+  bool soon_ = false, takes_messages_ = true;
+  std::vector<std::pair<uint64_t, std::string>> sent_;
   std::list<Connection> connections_;
 };
 
@@ -647,6 +652,46 @@ TEST_P(ParallelTest, BothAreCancelledWhenTheClientLeaves) {
 
 INSTANTIATE_TEST_SUITE_P(All, ParallelTest, testing::Values("mooncake", "sglang", "ascend"),
                          [](const auto& info) { return std::string(info.param); });
+
+// As in an upgrade of the binary: the decode engine's message may reach a worker of either zone.
+TEST_F(FlowTest, BlocksReachARequestOfAnotherZone) {
+  Use("transfer ascend;metaserver http://127.0.0.1:9/v1/metaserver;" + std::string(kPair));
+  const std::string other = "moesaic-0-1-1-00000000000000ab-0123456789abcdef";
+  const std::string message = fmt::format(R"({{"request_id":"chatcmpl-{}-0","remote_host":"h"}})", other);
+  EXPECT_EQ(gateway_->Metaserver(message), 200);
+  ASSERT_EQ(transport_.sent_.size(), 1U);
+  EXPECT_EQ(transport_.sent_[0].first, 0xabU);
+  EXPECT_EQ(transport_.sent_[0].second, other +
+                                            "\n"
+                                            R"({"remote_host":"h"})");
+  transport_.takes_messages_ = false;  // that worker has ended
+  EXPECT_EQ(gateway_->Metaserver(message), 404);
+
+  FakeClient client;
+  Flow& flow = Send(client, /*stream=*/true);
+  const std::string& sent = Only().sent;
+  const size_t at = sent.find("moesaic-");
+  ASSERT_NE(at, std::string::npos);
+  std::string name = sent.substr(at, sent.find_first_of("\r\",", at) - at);
+  const auto opened = [&] { return Open().size(); };
+  for (const std::string& wrong :
+       {std::string(), name, other + "\n{}", name.substr(0, name.size() - 1) + "\n{}"}) {
+    gateway_->OnMessage(wrong);
+    EXPECT_EQ(opened(), 1U) << wrong;
+  }
+  gateway_->OnMessage(name +
+                      "\n"
+                      R"({"remote_host":"h"})");
+  Loop();
+  ASSERT_EQ(opened(), 2U);
+  const std::vector<Connection*> open = Open();
+  const auto prefill = std::ranges::find(open, "127.0.0.1:1", &Connection::host);
+  ASSERT_NE(prefill, open.end());
+  EXPECT_NE((*prefill)->sent.find(R"("remote_host":"h")"), std::string::npos) << (*prefill)->sent;
+  flow.Detach();
+  Loop();
+  ExpectIdle();
+}
 
 TEST_F(FlowTest, ABootstrapIdIsThatOfTheEngineAndNotOfItsNumber) {
   Use("transfer mooncake;" + std::string(kPair));

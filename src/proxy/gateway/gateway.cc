@@ -25,6 +25,28 @@ std::unique_ptr<Policy> PolicyOf(const PoolSettings& settings) {
 
 uint64_t Word(RequestId id) { return uint64_t{id.slot} << 32 | id.generation; }
 
+// The name that Flow gives to a request.
+struct RequestName {
+  std::string text;
+  int worker = 0;
+  RequestId id;
+  uint64_t wake = 0;  // of the worker
+};
+
+// Engines put "chatcmpl-" or "cmpl-" before the name, and a number after it.
+std::optional<RequestName> ReadRequestName(std::string text) {
+  RequestName name;
+  uint64_t random = 0;
+  int end = 0;
+  text.erase(0, std::min(text.find("moesaic-"), text.size()));
+  if (std::sscanf(text.c_str(), "moesaic-%d-%u-%u-%16" SCNx64 "-%16" SCNx64 "%n", &name.worker, &name.id.slot,
+                  &name.id.generation, &name.wake, &random, &end) != 5)
+    return std::nullopt;
+  text.resize(static_cast<size_t>(end));
+  name.text = std::move(text);
+  return name;
+}
+
 int OpenPidFd(int32_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
 constexpr Nanos kBootstrapAge = 30 * kSecond;  // an id of a bootstrap server is used for this long
@@ -127,6 +149,7 @@ Gateway::~Gateway() { Stop(); }
 
 Status Gateway::Start(int32_t pid, uint64_t wake) {
   pid_ = pid;
+  wake_ = wake;
   ASSIGN_OR_RETURN(const int number, state_.RegisterWorker(pid));
   if (number >= kMaxWorkers) {
     state_.UnregisterWorker(number, transport_.Now());
@@ -369,12 +392,18 @@ void Gateway::OnWake() {
   if (worker_ < 0) return;
   board_.Receive(worker_,
                  [this](uint32_t slot, uint32_t generation, const std::string& id, const std::string& text) {
-                   const auto found = by_id_.find(Word({slot, generation}));
-                   if (found != by_id_.end()) found->second->OnBlocks(id, text);
+                   PassBlocks({slot, generation}, id, text);
                  });
   WatchWorkers();
   DispatchScheduled();
   ScheduleSoon();
+}
+
+// Two lines: the name of a request and the blocks that a decode engine has for it.
+void Gateway::OnMessage(std::string_view message) {
+  const size_t end = std::min(message.find('\n'), message.size());
+  const std::optional<RequestName> name = ReadRequestName(std::string(message.substr(0, end)));
+  if (name && end < message.size()) PassBlocks(name->id, name->text, std::string(message.substr(end + 1)));
 }
 
 // Watches processes that registered since the last call, and forgets those that died.
@@ -498,27 +527,26 @@ void Gateway::Schedule() {
 int Gateway::Metaserver(std::string_view body) {
   const StatusOr<JsonMembers> members = JsonMembers::Scan(body);
   if (!members.ok()) return 400;
-  std::string id = members->String("request_id").value_or("");
-  // Engines put "chatcmpl-" or "cmpl-" before our id, and a number after it.
-  int worker = 0, end = 0;
-  uint32_t slot = 0, generation = 0;
-  uint64_t random = 0;
-  id.erase(0, std::min(id.find("moesaic-"), id.size()));
-  if (std::sscanf(id.c_str(), "moesaic-%d-%u-%u-%16" SCNx64 "%n", &worker, &slot, &generation, &random,
-                  &end) != 4)
-    return 404;
-  id.resize(static_cast<size_t>(end));
+  const std::optional<RequestName> name = ReadRequestName(members->String("request_id").value_or(""));
+  if (!name) return 404;
   JsonEdit params(*members);
   params.Remove("request_id");
   const std::string text = params.Apply();
-  if (worker == worker_) {
-    const auto found = by_id_.find(Word({slot, generation}));
-    return found != by_id_.end() && found->second->OnBlocks(id, text) ? 200 : 404;
+  if (name->wake == wake_) return PassBlocks(name->id, name->text, text) ? 200 : 404;
+  if (board_.Pid(name->worker) == 0 || board_.Wake(name->worker) != name->wake) {
+    // A worker of the binary before an upgrade, or the one after it, or of a configuration with another zone.
+    return transport_.Send(name->wake, name->text + '\n' + text) ? 200 : 404;
   }
-  if (board_.Pid(worker) == 0 || !state_.Request({slot, generation})) return 404;
-  if (!board_.Send(pid_, worker, slot, generation, id, text)) return 503;
-  transport_.Wake(worker);
+  if (!state_.Request(name->id)) return 404;
+  if (!board_.Send(pid_, name->worker, name->id.slot, name->id.generation, name->text, text)) return 503;
+  transport_.Wake(name->worker);
   return 200;
+}
+
+// Gives the blocks of a decode engine to the request with this id and name. False: it does not exist here.
+bool Gateway::PassBlocks(RequestId id, const std::string& name, const std::string& text) {
+  const auto found = by_id_.find(Word(id));
+  return found != by_id_.end() && found->second->OnBlocks(name, text);
 }
 
 void Gateway::DispatchScheduled() {

@@ -92,7 +92,8 @@ class Gateway {
           Transport& transport);
   ~Gateway();
 
-  /// Registers this process as a worker. `wake` is the name by which the transports of other workers wake it.
+  /// Registers this process as a worker. `wake` is the name by which the transports of other workers wake it
+  /// and send messages to it.
   Status Start(int32_t pid, uint64_t wake);
   /// Called when the worker shall exit. Releases the lease; the worker finishes its requests. If all other
   /// workers shall exit, too, this one schedules.
@@ -106,6 +107,8 @@ class Gateway {
   void OnTimer();
   void OnSoon();
   void OnWake();
+  /// A message of a worker that uses another zone.
+  void OnMessage(std::string_view message);
   /// The message of a decode engine that names its blocks (transfer ascend); returns the status of the
   /// answer.
   int Metaserver(std::string_view body);
@@ -115,6 +118,7 @@ class Gateway {
   }
 
   int worker() const { return worker_; }
+  uint64_t wake() const { return wake_; }
   int32_t pid() const { return pid_; }
   bool idle() const { return flows_.empty() && drains_.empty(); }
   bool master() const { return static_cast<bool>(lease_); }
@@ -178,6 +182,7 @@ class Gateway {
   void WakeOthers();
   void EndDrain(Exchange& exchange);
   void DispatchScheduled();
+  bool PassBlocks(RequestId id, const std::string& name, const std::string& text);
   void WatchWorkers();
   void ArmTimer();
   void Collect();
@@ -197,6 +202,7 @@ class Gateway {
   Timer run_, check_, sweep_;
   int32_t pid_ = 0;
   int worker_ = -1;
+  uint64_t wake_ = 0;
   bool retiring_ = false, schedule_wanted_ = false, soon_ = false;
   std::unordered_map<Flow*, std::unique_ptr<Flow>> flows_;
   std::unordered_map<uint64_t, Flow*> by_id_;

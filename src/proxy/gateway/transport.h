@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -91,6 +92,11 @@ class Transport {
   virtual void RunSoon() = 0;
   /// Makes Gateway::OnWake run in worker `worker`.
   virtual void Wake(int worker) = 0;
+  /// Bytes of the longest message.
+  static constexpr size_t kMaxMessage = 48 << 10;
+  /// Makes Gateway::OnMessage run in the worker with this name, which may use another zone. False: there is
+  /// none, or it has too many messages.
+  virtual bool Send(uint64_t wake, std::string_view message) = 0;
   virtual void* Watch(int fd, Watcher& watcher) = 0;
   virtual void Unwatch(void* watch) = 0;
   /// Looks up the addresses of a name and calls `lookup` once. Null: there is no name server.

@@ -1,8 +1,11 @@
 #include "proxy/index/index_writer.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -392,6 +395,28 @@ TEST_F(IndexWriterTest, AWriterThatIsMadeWhileAnotherIsInsideABatchContinuesLate
   EXPECT_TRUE(successor.Ready());
   EXPECT_TRUE(successor.Ready());  // the call before has kept no lock
   EXPECT_EQ(successor.Apply(2, batches[2]).replay_from, 1U);
+}
+
+TEST_F(IndexWriterTest, AWriterGoesOnWhenAProcessThatIsStoppedInsideABatchIsKilled) {
+  const auto batches = ThreeStores();
+  EXPECT_TRUE(IndexWriter(state_, index_, 0).Apply(0, batches[0]).applied);
+  const pid_t stopped = fork();
+  ASSERT_GE(stopped, 0);
+  if (stopped == 0) {
+    const WritersLock lock(zone_.zone());
+    raise(SIGSTOP);
+    _exit(0);
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(stopped, &state, WUNTRACED), stopped);
+  ASSERT_TRUE(WIFSTOPPED(state));
+  IndexWriter successor(state_, index_, 0);
+  EXPECT_FALSE(successor.Ready());
+  ASSERT_EQ(kill(stopped, SIGKILL), 0);
+  ASSERT_EQ(waitpid(stopped, &state, 0), stopped);
+  EXPECT_TRUE(successor.Ready());
+  EXPECT_TRUE(successor.Apply(1, batches[1]).applied);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
 }
 
 // The writer is inside a batch at the moment at which its lease is taken, or between two.

@@ -104,15 +104,20 @@ class WakeSocket {
   int fd() const { return fd_; }
   uint64_t name() const { return name_; }
   // A full queue means that the worker is awake already; a refusal, that it has ended.
-  void Send(uint64_t name) const {
+  void Wake(uint64_t name) const { (void)Send(name, std::string_view("", 1)); }
+  // False: no process has the name, or its queue is full.
+  bool Send(uint64_t name, std::string_view message) const {
     const auto [address, size] = AddressOf(name);
-    const char byte = 0;
-    (void)!sendto(fd_, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
-                  size);
+    return sendto(fd_, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
+                  reinterpret_cast<const sockaddr*>(&address), size) == static_cast<ssize_t>(message.size());
   }
-  void Drain() const {
-    char byte;
-    while (recv(fd_, &byte, 1, MSG_DONTWAIT) >= 0 || errno == EINTR) {
+  // Calls see(message) for each message that is longer than a wake-up.
+  template <typename See>
+  void Drain(See see) const {
+    for (;;) {
+      const ssize_t bytes = recv(fd_, buffer_.get(), proxy::Transport::kMaxMessage, MSG_DONTWAIT);
+      if (bytes < 0 && errno != EINTR) return;
+      if (bytes > 1) see(std::string_view(buffer_.get(), static_cast<size_t>(bytes)));
     }
   }
 
@@ -128,6 +133,7 @@ class WakeSocket {
 
   int fd_ = -1;
   uint64_t name_ = 0;
+  std::unique_ptr<char[]> buffer_ = std::make_unique_for_overwrite<char[]>(proxy::Transport::kMaxMessage);
 };
 
 class ShellTransport : public proxy::Transport {
@@ -155,8 +161,10 @@ class ShellTransport : public proxy::Transport {
   void ArmTimer(proxy::Nanos delay, bool idle) override { shell_.arm_timer(loop_, delay, idle ? 1 : 0); }
   void RunSoon() override { shell_.run_soon(loop_); }
   void Wake(int worker) override {
-    if (board_.Pid(worker) != 0)
-      wake_.Send(board_.workers[static_cast<size_t>(worker)].wake.load(std::memory_order_relaxed));
+    if (board_.Pid(worker) != 0) wake_.Wake(board_.Wake(worker));
+  }
+  bool Send(uint64_t wake, std::string_view message) override {
+    return message.size() <= kMaxMessage && wake_.Send(wake, message);
   }
   void* Watch(int fd, proxy::Watcher& watcher) override {
     return shell_.watch(loop_, fd, reinterpret_cast<moesaic_watcher_t*>(&watcher));
@@ -362,7 +370,8 @@ void moesaic_gateway_soon(moesaic_gateway_t* gateway) {
 }
 void moesaic_gateway_woken(moesaic_gateway_t* gateway) {
   Guard(gateway, [&] {
-    gateway->transport.wake_socket().Drain();
+    gateway->transport.wake_socket().Drain(
+        [gateway](std::string_view message) { gateway->gateway.OnMessage(message); });
     gateway->gateway.OnWake();
   });
 }

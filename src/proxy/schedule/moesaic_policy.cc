@@ -48,9 +48,10 @@ class MoesaicPolicy final : public Policy {
 
   Choice ChoosePrefill(const RequestView& r, std::span<const InstanceView> instances, Nanos now) override {
     const uint32_t tokens = r.facts.prompt_tokens;
-    Nanos least_work = std::numeric_limits<Nanos>::max(), least_moving = least_work;
+    double least_work = std::numeric_limits<double>::infinity();
+    Nanos least_moving = std::numeric_limits<Nanos>::max();
     for (const InstanceView& v : instances) {
-      least_work = std::min(least_work, v.AddedTime(tokens, Expected(v)));
+      least_work = std::min(least_work, TokenTime(v, tokens));
       least_moving = std::min(least_moving, options_.transfer.Of(v.moved_tokens));
     }
     const InstanceView* best = nullptr;
@@ -165,11 +166,16 @@ class MoesaicPolicy final : public Policy {
     return static_cast<uint32_t>(kDoubtedShare * v.matched_tokens);
   }
 
-  double Cost(const RequestView& r, const InstanceView& v, Nanos least_work, Nanos now) const {
+  // Predicted time of the tokens that the instance must compute, without the fixed cost of a step: a step
+  // more on an idle instance delays no other request.
+  static double TokenTime(const InstanceView& v, uint32_t tokens) {
+    return static_cast<double>(v.PrefillTime(tokens, Expected(v))) - v.model->base / v.weight;
+  }
+
+  double Cost(const RequestView& r, const InstanceView& v, double least_work, Nanos now) const {
     const uint32_t tokens = r.facts.prompt_tokens;
-    const Nanos work = v.AddedTime(tokens, Expected(v));
-    double cost =
-        static_cast<double>(v.QueueTime(now) + work) + waste_ * static_cast<double>(work - least_work);
+    double cost = static_cast<double>(v.QueueTime(now) + v.AddedTime(tokens, Expected(v))) +
+                  waste_ * (TokenTime(v, tokens) - least_work);
     if (v.role == Role::kBoth) {
       // Running requests share every step of the prefill, and each of them is slowed down by it.
       const double step =

@@ -331,6 +331,20 @@ TEST_F(SchedulerTest, ColdInstancesGetRequestsOfEqualCost) {
   EXPECT_EQ(used.size(), 3U);
 }
 
+// A step more on an idle instance costs others nothing, although a shared step costs less in sum.
+TEST_F(SchedulerTest, ShortPromptsThatArriveTogetherSpread) {
+  Use(Engines(4));
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 8; ++i) ids.push_back(Submitted({.prompt_tokens = 32}));
+  Run();
+  std::vector<int> counts(4);
+  for (const RequestId id : ids) {
+    ASSERT_EQ(StageOf(id), Stage::kPrefillScheduled);
+    ++counts[static_cast<size_t>(state_.Request(id)->prefill_instance)];
+  }
+  EXPECT_EQ(counts, std::vector<int>({2, 2, 2, 2}));
+}
+
 // The index of an instance that lost messages knows less than the instance has: the session counts for more.
 TEST_F(SchedulerTest, ASessionOutweighsAPrefixWhenTheIndexIsDegraded) {
   for (const IndexState index : {IndexState::kExact, IndexState::kDegraded}) {

@@ -576,6 +576,7 @@ EngineStats ContinuousEngine::stats() const {
   stats.cache_evictions = kv_.tree->evicted();
   stats.tree_nodes = kv_.tree->nodes();
   if (speculation_ != nullptr) stats.speculation = speculation_->stats();
+  for (const auto& sequence : scheduler_.waiting()) ++stats.waiting_of[sequence->request.client];
   const cache::TierStats tiers = kv_.tiers->stats();
   stats.warm = tiers.warm;
   stats.disk = tiers.disk;

@@ -40,6 +40,7 @@ void AddSpeculation(const SpeculationStats& part, SpeculationStats* sum) {
 // Replicas have no disk tier. Seconds and ranks are merged by the caller.
 void AddReplica(const EngineStats& part, EngineStats* sum) {
   sum->running += part.running;
+  for (const auto& [client, count] : part.waiting_of) sum->waiting_of[client] += count;
   sum->waiting += part.waiting;
   sum->free_blocks += part.free_blocks;
   sum->cached_blocks += part.cached_blocks;

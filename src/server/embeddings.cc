@@ -35,6 +35,7 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
       : context_(context), writer_(call.writer), executor_(call.executor), base64_(base64) {}
 
   Status Submit(const std::vector<std::vector<int32_t>>& prompts, const Call& call) {
+    RETURN_IF_ERROR(context_.model.engine->CheckRoom(call.client, std::ssize(prompts)));
     vectors_.resize(prompts.size());
     waiting_ = prompts.size();
     for (size_t i = 0; i < prompts.size(); ++i) {

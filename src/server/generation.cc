@@ -45,8 +45,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
         sink_(std::move(sink)) {}
 
   Status Start() {
-    if (!spec_.grammar) return Submit();
     const int count = static_cast<int>(spec_.prompts.size()) * spec_.n;
+    RETURN_IF_ERROR(context_.model.engine->CheckRoom(spec_.client, count));
+    if (!spec_.grammar) return Submit();
     auto ticket = context_.grammars.Start(
         {spec_.grammar->kind, std::move(spec_.grammar->source), spec_.client, count},
         [self = shared_from_this()](StatusOr<std::vector<text::Grammar>> grammars) {

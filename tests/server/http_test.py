@@ -239,6 +239,10 @@ class Api(ServingCase):
                 self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"), path)
             # A client may divide a text that exceeds the context by its tokens.
             self.assertEqual(server.json("POST", "/tokenize", {"prompt": "a" * 500_000})[0], 200)
+            # The text of ids may be many times as long as their request.
+            self.assertEqual(server.json("POST", "/detokenize", {"tokens": [5] * (128 << 10)})[0], 200)
+            status, answer = server.json("POST", "/detokenize", {"tokens": [5] * ((128 << 10) + 1)})
+            self.assertEqual((status, answer["error"]["code"]), (400, "array_above_max_length"))
 
     def test_limits_stop_strings(self):
         long = "x" * 1025

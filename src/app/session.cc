@@ -461,9 +461,11 @@ Status StartEngine(Session& session, const ModelFlags& flags, engine::EngineOpti
   ASSIGN_OR_RETURN(session.engine,
                    engine::Engine::Create(*session.model, session.kernels, *session.threads, options));
   if (options.layout.tolerates_failures()) flags.job->TolerateFailures();
-  // Replicas have equal caches.
-  const int64_t held =
-      int64_t{session.engine->stats().total_blocks} / options.layout.degrees().data * tensor::kKvBlockTokens;
+  // Replicas may have caches of different sizes.
+  const engine::EngineStats stats = session.engine->stats();
+  int blocks = stats.total_blocks;
+  for (const engine::ReplicaStats& replica : stats.replicas) blocks = std::min(blocks, replica.total_blocks);
+  const int64_t held = int64_t{blocks} * tensor::kKvBlockTokens;
   if (held < flags.context) {
     Tell("the KV cache holds {} tokens, fewer than the context of {}, because memory is short\n", held,
          flags.context);

@@ -181,8 +181,11 @@ class EngineThread::Impl {
   void Take(Inbox inbox) {
     for (Submitted& submitted : inbox.submitted) {
       StatusOr<RequestId> added = engine_->Add(std::move(submitted.request));
-      if (!added.ok()) {  // Check accepted the request, so this is an error of the engine
-        spdlog::error("request {}: {}", submitted.id, Message(added.status()));
+      // Check accepted it, so the engine has an error, or the only replica that holds it has failed.
+      if (!added.ok()) {
+        const bool refused = added.status().code() == StatusCode::kInvalidArgument;
+        spdlog::log(refused ? spdlog::level::warn : spdlog::level::err, "request {}: {}", submitted.id,
+                    Message(added.status()));
         TokenEvent end;
         end.request = submitted.id;
         end.finish = FinishReason::kInternal;
@@ -274,12 +277,12 @@ EngineThread::~EngineThread() = default;
 StatusOr<RequestId> EngineThread::Submit(Request request, Sink sink) {
   return impl_->Submit(std::move(request), std::move(sink));
 }
-void EngineThread::Cancel(RequestId id) { impl_->Cancel(id); }
-void EngineThread::ClearCache() { impl_->ClearCache(); }
-std::shared_ptr<const SurvivalStats> EngineThread::survival() const { return impl_->survival(); }
 Status EngineThread::CheckRoom(const std::string& client, int64_t count) const {
   return impl_->CheckRoom(client, count);
 }
+void EngineThread::Cancel(RequestId id) { impl_->Cancel(id); }
+void EngineThread::ClearCache() { impl_->ClearCache(); }
+std::shared_ptr<const SurvivalStats> EngineThread::survival() const { return impl_->survival(); }
 EngineStats EngineThread::stats() const { return impl_->stats(); }
 bool EngineThread::idle() const { return impl_->idle(); }
 void EngineThread::Drain() { impl_->Drain(); }

@@ -75,7 +75,10 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
     if (event.finish == engine::FinishReason::kNone) return;
     if (vectors_[index].empty()) {
       Cancel();
-      return SendError(*writer_, absl::InternalError("the model gave no hidden state"), ApiStyle::kOpenAi);
+      const Status failure = FailureOf(event);
+      return SendError(*writer_,
+                       failure.ok() ? absl::InternalError("the model gave no hidden state") : failure,
+                       ApiStyle::kOpenAi);
     }
     if (--waiting_ == 0) Answer();
   }

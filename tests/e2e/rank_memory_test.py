@@ -183,16 +183,21 @@ class RankMemory(unittest.TestCase):
         self.assertIn(f"rank 1 (process {rank}) was killed by signal 9", error)
 
     def test_a_signal_ends_the_wait_for_a_rank_that_loads(self):
-        process, rank, log = self.loading()
-        os.kill(rank, signal.SIGSTOP)
-        log += self.read_until(process, "of weights in")
-        stopped = f"rank 1 (process {rank}) was stopped by signal 19"
-        if stopped not in log:
-            self.read_until(process, stopped)
-        process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=limit())
-        self.assertEqual(process.returncode, 128 + signal.SIGTERM, error)
-        until(lambda: ranks_test.ended(rank), limit())
+        def waited():
+            process, rank, log = self.loading()
+            os.kill(rank, signal.SIGSTOP)
+            log += self.read_until(process, "of weights in")
+            stopped = f"rank 1 (process {rank}) was stopped by signal 19"
+            if stopped not in log:
+                log += self.read_until(process, stopped)
+            process.send_signal(signal.SIGTERM)
+            log += process.communicate(timeout=limit())[1]
+            until(lambda: ranks_test.ended(rank), limit())
+            if "ready after" in log:  # the rank had loaded before it was stopped
+                return False
+            self.assertEqual(process.returncode, 128 + signal.SIGTERM, log)
+            return True
+        until(waited, limit())
 
     def test_another_layout_is_refused(self):
         packed = self.folder / "two.moesaic"

@@ -211,7 +211,9 @@ void AddLimitsGroup(Verb& verb, ServeFlags& flags) {
       .Range(1, kMaxInt)
       .ShowDefault()
       .Group(group);
-  verb.AddOption("--max-queue", flags.max_queue, "Maximum number of waiting sequences; more get 429")
+  verb.AddOption("--max-queue", flags.max_queue,
+                 "Maximum number of waiting sequences; more get 429. One client may have at most as many as "
+                 "places are free: half if it is alone")
       .Range(1, kMaxInt)
       .ShowDefault()
       .Group(group);

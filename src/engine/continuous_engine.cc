@@ -171,6 +171,12 @@ int64_t ContinuousEngine::MissingTokens(const Request& request, int64_t cached) 
   return std::max<int64_t>(0, needed - blocks * tensor::kKvBlockTokens);
 }
 
+int64_t ContinuousEngine::CutTokens(const Request& request) const {
+  const int64_t wanted =
+      static_cast<int64_t>(request.prompt.size()) + std::min(request.sampling.max_tokens, kExpectedOutputs);
+  return std::max<int64_t>(0, std::min<int64_t>(wanted, max_context_) - pool_tokens());
+}
+
 StepDemand ContinuousEngine::Demand() const {
   StepDemand demand;
   int64_t prefill = 0;
@@ -572,6 +578,7 @@ EngineStats ContinuousEngine::stats() const {
   if (load_ != nullptr) stats.expert_load = load_->stats();
   stats.running = static_cast<int>(scheduler_.running().size());
   stats.waiting = static_cast<int>(scheduler_.waiting().size());
+  for (const auto& sequence : scheduler_.waiting()) ++stats.waiting_of[sequence->request.client];
   stats.free_blocks = kv_.pool->free_blocks();
   stats.cached_blocks = kv_.pool->idle_blocks();
   stats.total_blocks = kv_.pool->total_blocks();

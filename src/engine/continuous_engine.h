@@ -63,6 +63,9 @@ class ContinuousEngine : public Engine {
   /// kExpectedOutputs output tokens of each request: they wait until others end, or preempt them. Idle blocks
   /// of the prefix cache count as free. `cached` is CachedTokens() of the request.
   int64_t MissingTokens(const Request& request, int64_t cached) const;
+  /// Returns how many of the request's tokens the whole KV cache cannot hold, with at most kExpectedOutputs
+  /// output tokens: the answer would end before them.
+  int64_t CutTokens(const Request& request) const;
   /// Returns the rows that the next step could have.
   StepDemand Demand() const;
   /// Returns the tokens that this engine's rows sent to each expert. Called only between steps.

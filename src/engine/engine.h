@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -102,6 +103,7 @@ struct ReplicaStats {
 /// Counters rise over the engine's life; other members are current values.
 struct EngineStats {
   int running = 0, waiting = 0;
+  std::map<std::string, int> waiting_of;  ///< The waiting requests by Request::client; no count is 0.
   /// Blocks that no request holds are either free, or cached: their contents are kept until they are evicted.
   int free_blocks = 0, cached_blocks = 0, total_blocks = 0;
   int tree_nodes = 0;  ///< Nodes of the radix tree.

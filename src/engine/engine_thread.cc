@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -39,15 +40,18 @@ class EngineThread::Impl {
     RETURN_IF_ERROR(engine_->Check(request));
     const std::lock_guard lock(mutex_);
     if (draining_) return absl::UnavailableError("the engine takes no new requests: it is shutting down");
-    const int waiting = stats_.waiting + static_cast<int>(inbox_.submitted.size());
-    if (waiting >= options_.max_queued) {
-      return ResourceExhausted("too many requests wait: {} of {}", waiting, options_.max_queued);
-    }
+    RETURN_IF_ERROR(CheckRoomLocked(request.client, 1));
     const RequestId id = ++last_id_;
     ++unfinished_;
+    CountWaiting(request);
     inbox_.submitted.push_back({id, std::move(request), std::move(sink), Clock::now()});
     wake_.notify_one();
     return id;
+  }
+
+  Status CheckRoom(const std::string& client, int64_t count) const {
+    const std::lock_guard lock(mutex_);
+    return CheckRoomLocked(client, count);
   }
 
   void Cancel(RequestId id) {
@@ -64,9 +68,7 @@ class EngineThread::Impl {
 
   EngineStats stats() const {
     const std::lock_guard lock(mutex_);
-    EngineStats stats = stats_;
-    stats.waiting += static_cast<int>(inbox_.submitted.size());
-    return stats;
+    return stats_;
   }
 
   std::shared_ptr<const SurvivalStats> survival() const {
@@ -110,6 +112,30 @@ class EngineThread::Impl {
     Clock::time_point arrived;
   };
 
+  void CountWaiting(const Request& request) {
+    ++stats_.waiting;
+    ++stats_.waiting_of[request.client];
+  }
+
+  // The rule for shared buffers of switches (Choudhury and Hahne, "Dynamic queue length thresholds for
+  // shared-memory packet switches", 1998): no queue becomes longer than the free space.
+  Status CheckRoomLocked(const std::string& client, int64_t count) const {
+    const int64_t most = options_.max_queued, before_last = count - 1;
+    if (before_last > 0 && 2 * before_last >= most) {
+      return InvalidArgument("one client may have at most {} waiting sequences, half of the queue; found {}",
+                             (most + 1) / 2, count);
+    }
+    const int64_t free = most - stats_.waiting;
+    if (free < count) return ResourceExhausted("too many requests wait: {} of {}", stats_.waiting, most);
+    const auto found = stats_.waiting_of.find(client);
+    const int64_t own = found == stats_.waiting_of.end() ? 0 : found->second;
+    if (own + before_last < free - before_last) return OkStatus();
+    return ResourceExhausted(
+        "too many requests of this client wait: {}{}, with {} of {} places free; "
+        "one client may have at most as many as are free",
+        own, count > 1 ? fmt::format(", and this one adds {}", count) : "", free, most);
+  }
+
   void Loop() {
     // Unbound, it may be put on a core of the pool's other threads, and each step waits for both.
     engine_->BindCaller();
@@ -127,8 +153,6 @@ class EngineThread::Impl {
         }
         wake_.wait(lock, has_work);
         inbox = std::exchange(inbox_, {});
-        // Submit counts them as waiting until the next step updates the statistics.
-        stats_.waiting += static_cast<int>(inbox.submitted.size());
         stop = stopping_;
       }
       Take(std::move(inbox));
@@ -145,6 +169,7 @@ class EngineThread::Impl {
       {
         const std::lock_guard lock(mutex_);
         stats_ = engine_->stats();
+        for (const Submitted& submitted : inbox_.submitted) CountWaiting(submitted.request);
       }
       Tell(events);
       if (!stop) continue;
@@ -156,8 +181,11 @@ class EngineThread::Impl {
   void Take(Inbox inbox) {
     for (Submitted& submitted : inbox.submitted) {
       StatusOr<RequestId> added = engine_->Add(std::move(submitted.request));
-      if (!added.ok()) {  // Check accepted the request, so this is an error of the engine
-        spdlog::error("request {}: {}", submitted.id, Message(added.status()));
+      // Check accepted it, so the engine has an error, or the only replica that holds it has failed.
+      if (!added.ok()) {
+        const bool refused = added.status().code() == StatusCode::kInvalidArgument;
+        spdlog::log(refused ? spdlog::level::warn : spdlog::level::err, "request {}: {}", submitted.id,
+                    Message(added.status()));
         TokenEvent end;
         end.request = submitted.id;
         end.finish = FinishReason::kInternal;
@@ -235,7 +263,7 @@ class EngineThread::Impl {
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable wake_;
   Inbox inbox_;
-  EngineStats stats_;
+  EngineStats stats_;  // after the last step; later submissions are counted as waiting
   RequestId last_id_ = 0;
   int unfinished_ = 0;
   Status failure_;
@@ -248,6 +276,9 @@ EngineThread::EngineThread(std::unique_ptr<Engine> engine, const EngineThreadOpt
 EngineThread::~EngineThread() = default;
 StatusOr<RequestId> EngineThread::Submit(Request request, Sink sink) {
   return impl_->Submit(std::move(request), std::move(sink));
+}
+Status EngineThread::CheckRoom(const std::string& client, int64_t count) const {
+  return impl_->CheckRoom(client, count);
 }
 void EngineThread::Cancel(RequestId id) { impl_->Cancel(id); }
 void EngineThread::ClearCache() { impl_->ClearCache(); }

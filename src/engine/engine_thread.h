@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "base/status.h"
 #include "engine/engine.h"
@@ -12,7 +13,9 @@
 namespace moesaic::engine {
 
 struct EngineThreadOptions {
-  int max_queued = 1024;  ///< Maximum number of waiting requests; more are refused.
+  /// Maximum number of waiting requests; more are refused. A client may have at most as many of them as
+  /// places are free: half of the places if it is alone, and there is always room for another client.
+  int max_queued = 1024;
   /// Polled while the destructor stores blocks on disk; true ends the storing.
   std::function<bool()> stop_saving = {};
   /// The engine cannot continue after a failed step. True for an engine over several ranks.
@@ -33,7 +36,10 @@ class EngineThread {
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
 
-  /// InvalidArgument names the fault of the request; ResourceExhausted: max_queued requests wait;
+  /// Returns whether the queue has room for `count` requests of `client`. ResourceExhausted: not now;
+  /// InvalidArgument: never, since they exceed the half that a client may have.
+  Status CheckRoom(const std::string& client, int64_t count) const;
+  /// InvalidArgument names the fault of the request; ResourceExhausted: the queue has no room for it;
   /// Unavailable: draining. An accepted request gets exactly one event with a finish reason.
   StatusOr<RequestId> Submit(Request request, Sink sink);
   /// Ends a request after the current step, releases its blocks and reports its end. Unknown or finished ids

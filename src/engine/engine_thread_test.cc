@@ -87,6 +87,49 @@ TEST_F(EngineThreadTest, RefusesRequestsWhenTheQueueIsFull) {
   EXPECT_THAT(Message(refused.status()), HasSubstr("too many requests wait"));
 }
 
+// Fills the queue in a sink: no request is admitted before it returns.
+TEST_F(EngineThreadTest, OneClientLeavesRoomInTheQueue) {
+  auto engine = FakeEngineTest::Make({.kv_bytes = 2 << 20, .max_sequences = 1, .max_batch_tokens = 64});
+  EngineThread thread(std::move(engine), {.max_queued = 4});
+  Listener running;
+  std::vector<Listener> listeners(4);
+  size_t used = 0;
+  const auto submit = [&](const char* client) {
+    Request request = Greedy({1, 2}, 2);
+    request.client = client;
+    const auto id = thread.Submit(std::move(request), listeners[used].sink());
+    if (id.ok()) ++used;
+    return id.ok() ? "" : Message(id.status());
+  };
+  const auto room = [&](const char* client, int64_t count) { return thread.CheckRoom(client, count).code(); };
+  constexpr const char* kTooMany = "too many requests of this client wait: 2, with 2 of 4 places free";
+  int steps = 0;
+  const auto fill = [&](std::span<TokenEvent> events) {
+    if (++steps == 1) {
+      EXPECT_EQ(thread.CheckRoom("greedy", 2), OkStatus());
+      EXPECT_EQ(submit("greedy"), "");
+      EXPECT_EQ(room("greedy", 2), StatusCode::kResourceExhausted);
+      EXPECT_EQ(room("other", 2), StatusCode::kOk);
+      EXPECT_EQ(submit("greedy"), "");
+      EXPECT_THAT(submit("greedy"), HasSubstr(kTooMany));
+    } else if (steps == 2) {  // the requests wait in the engine now
+      EXPECT_EQ(thread.stats().waiting, 2);
+      EXPECT_THAT(submit("greedy"), HasSubstr(kTooMany));
+      EXPECT_EQ(submit("other"), "");
+      EXPECT_THAT(submit("other"), HasSubstr("wait: 1, with 1 of 4 places free"));
+      EXPECT_EQ(submit("third"), "");
+      EXPECT_EQ(submit("fourth"), "too many requests wait: 4 of 4");
+    }
+    running.sink()(events);
+  };
+  ASSERT_TRUE(thread.Submit(Greedy({1, 2}, 3), fill).ok());
+  EXPECT_EQ(running.Wait(), FinishReason::kLength);
+  for (Listener& listener : listeners) EXPECT_EQ(listener.Wait(), FinishReason::kLength);
+  EXPECT_EQ(room("greedy", 2), StatusCode::kOk) << "none of its requests waits any more";
+  EXPECT_EQ(thread.CheckRoom("greedy", 3),
+            InvalidArgument("one client may have at most 2 waiting sequences, half of the queue; found 3"));
+}
+
 TEST_F(EngineThreadTest, CancelEndsTheRequestAndFreesItsBlocks) {
   auto thread = Make();
   Listener listener;

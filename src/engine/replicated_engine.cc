@@ -1,7 +1,6 @@
 #include "engine/replicated_engine.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <ranges>
 #include <utility>
@@ -41,6 +40,7 @@ void AddSpeculation(const SpeculationStats& part, SpeculationStats* sum) {
 void AddReplica(const EngineStats& part, EngineStats* sum) {
   sum->running += part.running;
   sum->waiting += part.waiting;
+  for (const auto& [client, count] : part.waiting_of) sum->waiting_of[client] += count;
   sum->free_blocks += part.free_blocks;
   sum->cached_blocks += part.cached_blocks;
   sum->total_blocks += part.total_blocks;
@@ -118,7 +118,7 @@ Status ReplicatedEngine::Check(const Request& request) const {
 StatusOr<size_t> ReplicatedEngine::ReplicaFor(const Request& request) const {
   std::optional<size_t> best;
   Status refused;
-  int64_t least = std::numeric_limits<int64_t>::max();
+  std::pair<int64_t, int64_t> least;  // tokens that are cut, and work
   for (size_t i = 0; i < replicas_.size(); ++i) {
     if (is_excluded(i)) continue;
     const ContinuousEngine& replica = *replicas_[i];
@@ -128,8 +128,9 @@ StatusOr<size_t> ReplicatedEngine::ReplicaFor(const Request& request) const {
     }
     const int64_t cached = replica.CachedTokens(request);
     const int64_t work = replica.PendingTokens() - cached + replica.MissingTokens(request, cached);
-    if (work >= least) continue;
-    least = work;
+    const std::pair score(replica.CutTokens(request), work);
+    if (best && score >= least) continue;
+    least = score;
     best = i;
   }
   if (!best) return refused;

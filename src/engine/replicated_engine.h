@@ -29,11 +29,13 @@ class ReplicatedEngine : public Engine {
   void Tolerate(std::shared_ptr<Lockstep> lockstep, const models::Model& model);
 
   void BindCaller() override { first().BindCaller(); }
-  /// A request is accepted if a replica accepts it: ranks may have caches of different sizes.
+  /// A request is accepted if a replica accepts it: ranks may have caches of different sizes. Replicas that
+  /// have failed count, since any thread may call; Add returns the error if only they accept it.
   Status Check(const Request& request) const override;
-  /// Adds the request to the replica with the least work, of those that accept it. Work is the tokens to be
-  /// computed, those of its other requests and those of this prompt that are not in its prefix tree, and the
-  /// tokens for which its KV cache then lacks blocks. Of equal replicas, the first is chosen.
+  /// Adds the request to the replica with the least work, of those that accept it and whose cache cuts the
+  /// answer least. Work is the tokens to be computed, those of its other requests and those of this prompt
+  /// that are not in its prefix tree, and the tokens for which its KV cache then lacks blocks. Of equal
+  /// replicas, the first is chosen.
   StatusOr<RequestId> Add(Request request) override;
   void Cancel(RequestId id) override;
   /// Starts the step of every replica before it waits for any. Chunks of prompts are limited so that no

@@ -169,6 +169,17 @@ TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaThatHoldsIt) {
   EXPECT_THAT(Message(engine_->Check(Greedy(RandomPrompt(400, 3), 10))), HasSubstr("cache of 384 tokens"));
 }
 
+TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaThatHoldsItsAnswer) {
+  EngineOptions options = Options();
+  options.kv_bytes = 6 * kBlockBytes;
+  engine_ = Make(options);
+  ASSERT_TRUE(engine_->Add(Greedy(RandomPrompt(100, 1), 50)).ok());  // of replica 0
+  const Request request = Greedy(RandomPrompt(250, 2), 100);         // other replicas have room for 6 tokens
+  const auto id = engine_->Add(request);
+  ASSERT_TRUE(id.ok()) << Message(id.status());
+  EXPECT_EQ(Drain(*engine_)[*id].tokens, Alone(request));
+}
+
 TEST_F(ReplicatedEngineTest, CancelledRequestsHoldNothing) {
   Engine& engine = Start();
   std::map<RequestId, Result> results;

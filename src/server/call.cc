@@ -8,8 +8,10 @@
 
 namespace moesaic::server {
 
-void SendJson(ResponseWriter& writer, const Json& json) {
-  writer.Send({.status = 200, .headers = {{"content-type", "application/json"}}, .body = Dump(json)});
+void SendJson(ResponseWriter& writer, const Json& json) { SendDumped(writer, Dump(json)); }
+
+void SendDumped(ResponseWriter& writer, std::string text) {
+  writer.Send({.status = 200, .headers = {{"content-type", "application/json"}}, .body = std::move(text)});
 }
 
 void SendError(ResponseWriter& writer, const Status& status, ApiStyle style) {

@@ -36,6 +36,8 @@ struct Call {
 };
 
 void SendJson(ResponseWriter& writer, const Json& json);
+/// Sends text that Dump wrote.
+void SendDumped(ResponseWriter& writer, std::string text);
 void SendError(ResponseWriter& writer, const Status& status, ApiStyle style);
 
 /// Sends the server-sent events of one answer.

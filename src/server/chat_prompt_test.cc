@@ -10,6 +10,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "base/test_patience.h"
 #include "server/api_error.h"
 
 namespace moesaic::server {
@@ -256,7 +257,8 @@ TEST(CallHistory, IsCheckedInLinearTime) {
   EXPECT_TRUE(Render(all, request).ok());
   EXPECT_THAT(Message(Render(but_last, request).status()),
               HasSubstr("leaves out tool call 100000 of 100000"));
-  EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 30);
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, base::Patient(30));
 }
 
 TEST(CallHistory, KeepsArgumentsAsTheyWereSent) {

@@ -1,6 +1,8 @@
 // Implements /v1/conversations: items that several responses share.
 #include <algorithm>
 #include <functional>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "server/answer.h"
@@ -23,11 +25,24 @@ Status NoItem(const Call& call) {
                   call.path_values[0]);
 }
 
-StatusOr<StoredResponse> FoundConversation(const GenerationContext& context, const Call& call,
-                                           const std::string& id) {
-  auto found = context.responses.Find(id, call.owner);
-  if (!found || !found->is_conversation) return NoConversation(id);
-  return *std::move(found);
+// Calls `read` with the text of the path's conversation.
+Status ReadStored(const GenerationContext& context, const Call& call,
+                  const std::function<void(const StoredText&)>& read) {
+  bool found = false;
+  context.responses.Read(call.path_values[0], call.owner, [&](const StoredText& text) {
+    found = text.is_conversation;
+    if (found) read(text);
+  });
+  return found ? OkStatus() : NoConversation(call.path_values[0]);
+}
+
+// Returns the text of the path's item.
+StatusOr<std::string> FoundItem(const GenerationContext& context, const Call& call) {
+  std::string item;
+  RETURN_IF_ERROR(ReadStored(
+      context, call, [&](const StoredText& text) { item = text.messages.Find(call.path_values[1]); }));
+  if (item.empty()) return NoItem(call);
+  return item;
 }
 
 // Reads the "items" of a body. One request may add at most kMaxItems.
@@ -85,8 +100,9 @@ Status Change(const GenerationContext& context, const Call& call,
 }  // namespace
 
 StatusOr<Json> ConversationItems(const GenerationContext& context, const Call& call, const std::string& id) {
-  ASSIGN_OR_RETURN(StoredResponse found, FoundConversation(context, call, id));
-  return std::move(found.messages);
+  std::optional<StoredResponse> found = context.responses.Find(id, call.owner);
+  if (!found || !found->is_conversation) return NoConversation(id);
+  return std::move(found->messages);
 }
 
 Status CreateConversation(const GenerationContext& context, Call& call) {
@@ -111,8 +127,9 @@ Status CreateConversation(const GenerationContext& context, Call& call) {
 }
 
 Status GetConversation(const GenerationContext& context, Call& call) {
-  ASSIGN_OR_RETURN(const StoredResponse found, FoundConversation(context, call, call.path_values[0]));
-  SendJson(*call.writer, found.response);
+  std::string conversation;
+  RETURN_IF_ERROR(ReadStored(context, call, [&](const StoredText& text) { conversation = text.response; }));
+  SendDumped(*call.writer, std::move(conversation));
   return OkStatus();
 }
 
@@ -132,16 +149,18 @@ Status UpdateConversation(const GenerationContext& context, Call& call) {
 
 Status DeleteConversation(const GenerationContext& context, Call& call) {
   const std::string& id = call.path_values[0];
-  RETURN_IF_ERROR(FoundConversation(context, call, id).status());
+  RETURN_IF_ERROR(ReadStored(context, call, [](const StoredText&) {}));
   context.responses.Remove(id, call.owner);
   SendJson(*call.writer, {{"id", id}, {"object", "conversation.deleted"}, {"deleted", true}});
   return OkStatus();
 }
 
 Status ListItems(const GenerationContext& context, Call& call) {
-  ASSIGN_OR_RETURN(const StoredResponse found, FoundConversation(context, call, call.path_values[0]));
-  ASSIGN_OR_RETURN(const Json page, ItemPage(found.messages, call.request.query));
-  SendJson(*call.writer, page);
+  StatusOr<std::string> page;
+  RETURN_IF_ERROR(ReadStored(
+      context, call, [&](const StoredText& text) { page = ItemPage(text.messages, call.request.query); }));
+  RETURN_IF_ERROR(page.status());
+  SendDumped(*call.writer, *std::move(page));
   return OkStatus();
 }
 
@@ -154,22 +173,19 @@ Status AddItems(const GenerationContext& context, Call& call) {
   ASSIGN_OR_RETURN(const Json items, ReadItems(body));
   const std::string& id = call.path_values[0];
   RETURN_IF_ERROR(Outcome(context.responses.Append(id, call.owner, items), id));
-  ASSIGN_OR_RETURN(const Json page, ItemPage(items, "limit=100&order=asc"));
-  SendJson(*call.writer, page);
+  ASSIGN_OR_RETURN(std::string page, ItemPage(StoredItems(items), "limit=100&order=asc"));
+  SendDumped(*call.writer, std::move(page));
   return OkStatus();
 }
 
 Status GetItem(const GenerationContext& context, Call& call) {
-  ASSIGN_OR_RETURN(const StoredResponse found, FoundConversation(context, call, call.path_values[0]));
-  for (const Json& item : found.messages) {
-    if (item["id"] != call.path_values[1]) continue;
-    SendJson(*call.writer, item);
-    return OkStatus();
-  }
-  return NoItem(call);
+  ASSIGN_OR_RETURN(std::string item, FoundItem(context, call));
+  SendDumped(*call.writer, std::move(item));
+  return OkStatus();
 }
 
 Status DeleteItem(const GenerationContext& context, Call& call) {
+  RETURN_IF_ERROR(FoundItem(context, call).status());  // Change() parses the conversation
   Json answer;
   RETURN_IF_ERROR(Change(context, call, [&](StoredResponse& stored) {
     const auto found = std::find_if(stored.messages.begin(), stored.messages.end(),

@@ -1,7 +1,5 @@
 // Implements POST /v1/embeddings: returns the final hidden state at each input's last token, scaled to
 // length 1.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -37,6 +35,7 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
       : context_(context), writer_(call.writer), executor_(call.executor), base64_(base64) {}
 
   Status Submit(const std::vector<std::vector<int32_t>>& prompts, const Call& call) {
+    RETURN_IF_ERROR(context_.model.engine->CheckRoom(call.client, std::ssize(prompts)));
     vectors_.resize(prompts.size());
     waiting_ = prompts.size();
     for (size_t i = 0; i < prompts.size(); ++i) {
@@ -76,17 +75,16 @@ class Embedding : public std::enable_shared_from_this<Embedding> {
     if (event.finish == engine::FinishReason::kNone) return;
     if (vectors_[index].empty()) {
       Cancel();
-      return SendError(*writer_, FailureOf(event), ApiStyle::kOpenAi);
+      return SendError(*writer_, MissingVector(event), ApiStyle::kOpenAi);
     }
     if (--waiting_ == 0) Answer();
   }
 
-  static Status FailureOf(const engine::TokenEvent& event) {
+  static Status MissingVector(const engine::TokenEvent& event) {
     if (event.finish == engine::FinishReason::kDeadline)
       return absl::UnavailableError("the request's deadline passed before all inputs were computed");
-    if (!event.status.ok())
-      return absl::InternalError(fmt::format("the engine failed: {}", Message(event.status)));
-    return absl::InternalError("the model gave no hidden state");
+    const Status failure = FailureOf(event);
+    return failure.ok() ? absl::InternalError("the model gave no hidden state") : failure;
   }
 
   void Answer() {

@@ -45,8 +45,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
         sink_(std::move(sink)) {}
 
   Status Start() {
-    if (!spec_.grammar) return Submit();
     const int count = static_cast<int>(spec_.prompts.size()) * spec_.n;
+    RETURN_IF_ERROR(context_.model.engine->CheckRoom(spec_.client, count));
+    if (!spec_.grammar) return Submit();
     auto ticket = context_.grammars.Start(
         {spec_.grammar->kind, std::move(spec_.grammar->source), spec_.client, count},
         [self = shared_from_this()](StatusOr<std::vector<text::Grammar>> grammars) {
@@ -271,7 +272,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
       ASSIGN_OR_RETURN(stopped, choice.text->Push(*event.token, &delta));
       if (choice.text->in_reasoning()) ++usage_.reasoning_tokens;
     }
-    RETURN_IF_ERROR(FailureOf(event, choice.outputs));
+    RETURN_IF_ERROR(CheckEnd(event, choice.outputs));
     if (ends || stopped) {
       RETURN_IF_ERROR(choice.text->Finish(&delta));
       SetFinish(choice, event, stopped);
@@ -289,21 +290,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
 
   // Converts an end by a failure to the client's error.
-  Status FailureOf(const engine::TokenEvent& event, int64_t tokens) const {
-    switch (event.finish) {
-      case engine::FinishReason::kGrammar:
-        return FieldError(spec_.grammar->param, "grammar_failed",
-                          fmt::format("Invalid '{}': the grammar failed after {} tokens: {}",
-                                      spec_.grammar->param, tokens, Message(event.status)));
-      case engine::FinishReason::kError:
-        return WithCode(absl::InternalError(fmt::format("the model failed: {}", Message(event.status))),
-                        "model_failed");
-      case engine::FinishReason::kInternal:
-        return WithCode(absl::InternalError(fmt::format("the engine failed: {}", Message(event.status))),
-                        "engine_failed");
-      default:
-        return OkStatus();
-    }
+  Status CheckEnd(const engine::TokenEvent& event, int64_t tokens) const {
+    if (event.finish != engine::FinishReason::kGrammar) return FailureOf(event);
+    return FieldError(spec_.grammar->param, "grammar_failed",
+                      fmt::format("Invalid '{}': the grammar failed after {} tokens: {}",
+                                  spec_.grammar->param, tokens, Message(event.status)));
   }
 
   void SetFinish(Choice& choice, const engine::TokenEvent& event, bool stopped) {
@@ -455,6 +446,21 @@ Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
     });
   });
   return OkStatus();
+}
+
+Status FailureOf(const engine::TokenEvent& event) {
+  switch (event.finish) {
+    case engine::FinishReason::kError:
+      return WithCode(absl::InternalError(fmt::format("the model failed: {}", Message(event.status))),
+                      "model_failed");
+    case engine::FinishReason::kInternal:
+      // The only replica whose cache holds the prompt has failed.
+      if (event.status.code() == StatusCode::kInvalidArgument) return event.status;
+      return WithCode(absl::InternalError(fmt::format("the engine failed: {}", Message(event.status))),
+                      "engine_failed");
+    default:
+      return OkStatus();
+  }
 }
 
 std::string NewId(const char* prefix) { return prefix + RandomHex(32); }

@@ -108,6 +108,9 @@ Status StartGeneration(const GenerationContext& context, GenerationSpec spec,
                        const std::shared_ptr<SerialExecutor>& executor,
                        const std::shared_ptr<ResponseWriter>& writer, std::unique_ptr<AnswerSink> sink);
 
+/// Returns the client's error for an end with kError or kInternal, and ok for other ends.
+Status FailureOf(const engine::TokenEvent& event);
+
 /// Returns `prefix`, e.g. "chatcmpl-", followed by 32 random hexadecimal digits.
 std::string NewId(const char* prefix);
 

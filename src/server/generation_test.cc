@@ -193,6 +193,22 @@ TEST_F(GenerationTest, AFailureOfTheModelIsCountedAsSuch) {
   EXPECT_EQ(text.find(R"(cause="engine")"), std::string::npos);
 }
 
+// Check accepts a prompt that only a replica which has failed can hold, and Add refuses it.
+TEST(FailureOf, APromptThatNoReplicaHoldsIsTheClientsError) {
+  engine::TokenEvent event;
+  event.finish = engine::FinishReason::kInternal;
+  event.status = InvalidArgument("too long");
+  const ApiError refused = ErrorOf(FailureOf(event));
+  EXPECT_EQ(refused.http_status, 400);
+  EXPECT_EQ(refused.message, "too long");
+  event.status = absl::InternalError("a bug");
+  const ApiError failed = ErrorOf(FailureOf(event));
+  EXPECT_EQ(failed.http_status, 500);
+  EXPECT_EQ(failed.code, "engine_failed");
+  event.finish = engine::FinishReason::kLength;
+  EXPECT_TRUE(FailureOf(event).ok());
+}
+
 TEST_F(GenerationTest, FailsAloneWhenItsAnswerThrows) {
   model_.engine = engine_.get();
   EXPECT_EQ(Generate(Throws::kNever).value(), 0);

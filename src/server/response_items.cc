@@ -79,36 +79,33 @@ StatusOr<Json> InputItems(const Json& input) {
   return KeptItems(Json::array({Json{{"type", "message"}, {"role", "user"}, {"content", input}}}), "input");
 }
 
-StatusOr<Json> ItemPage(const Json& items, const std::string& query) {
+StatusOr<std::string> ItemPage(const StoredItems& items, const std::string& query) {
   ASSIGN_OR_RETURN(const int limit, QueryInt(query, "limit", 1, 100, 20));
   const std::string order = QueryValue(query, "order"), after = QueryValue(query, "after");
   if (!order.empty() && order != "asc" && order != "desc") {
     return FieldError("order", "invalid_value",
                       fmt::format("Invalid 'order': 'asc' or 'desc', found '{}'", order));
   }
-  std::vector<const Json*> sorted;
-  for (const Json& item : items) sorted.push_back(&item);
-  if (order != "asc") std::reverse(sorted.begin(), sorted.end());
+  const size_t count = items.size();
+  const auto item = [&](size_t i) { return items[order == "asc" ? i : count - 1 - i]; };
+  size_t first = 0;
   if (!after.empty()) {
-    const auto found = std::find_if(sorted.begin(), sorted.end(),
-                                    [&after](const Json* item) { return (*item)["id"] == after; });
-    if (found == sorted.end()) {
+    while (first < count && IdOf(item(first)) != after) ++first;
+    if (first == count) {
       return FieldError("after", "invalid_value",
                         fmt::format("Invalid 'after': there is no item '{}'", after));
     }
-    sorted.erase(sorted.begin(), found + 1);
+    ++first;
   }
-  const bool has_more = std::cmp_greater(sorted.size(), limit);
-  if (has_more) sorted.resize(static_cast<size_t>(limit));
-  Json data = Json::array();
-  for (const Json* item : sorted) data.push_back(*item);
-  const Json first = data.empty() ? Json() : data.front()["id"],
-             last = data.empty() ? Json() : data.back()["id"];
-  return Json{{"object", "list"},
-              {"data", std::move(data)},
-              {"first_id", first},
-              {"last_id", last},
-              {"has_more", has_more}};
+  const size_t end = std::min(count, first + static_cast<size_t>(limit));
+  std::string data;
+  for (size_t i = first; i < end; ++i) {
+    if (i > first) data += ',';
+    data += item(i);
+  }
+  const auto id = [&](size_t i) { return first == end ? "null" : fmt::format("\"{}\"", IdOf(item(i))); };
+  return fmt::format(R"({{"object":"list","data":[{}],"first_id":{},"last_id":{},"has_more":{}}})", data,
+                     id(first), id(end - 1), end < count);
 }
 
 }  // namespace moesaic::server

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "server/json_fields.h"
+#include "server/stored_items.h"
 
 namespace moesaic::server {
 
@@ -15,8 +16,8 @@ StatusOr<Json> KeptItems(const Json& items, const std::string& path);
 /// Returns the items of a request's "input", which is a string or an array.
 StatusOr<Json> InputItems(const Json& input);
 
-/// Returns one page of `items` with "object", "data", "first_id", "last_id" and "has_more". Reads "limit",
-/// "order" and "after" from `query`.
-StatusOr<Json> ItemPage(const Json& items, const std::string& query);
+/// Returns the JSON text of one page of `items` with "object", "data", "first_id", "last_id" and "has_more".
+/// Reads "limit", "order" and "after" from `query`. Parses no item.
+StatusOr<std::string> ItemPage(const StoredItems& items, const std::string& query);
 
 }  // namespace moesaic::server

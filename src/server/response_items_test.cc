@@ -39,9 +39,11 @@ TEST(ResponseItems, GetIdsOfTheirOwn) {
           R"([{"id": "msg_1", "role": "user", "content": "a"}, {"id": "msg_1", "role": "user", "content": "b"}])"),
       "items");
   EXPECT_NE(items[0]["id"], items[1]["id"]);
-  const Json first = *ItemPage(items, "order=asc&limit=1");
-  const Json second =
-      *ItemPage(items, fmt::format("order=asc&limit=1&after={}", first["last_id"].get<std::string>()));
+  const auto page = [kept = StoredItems(items)](const std::string& query) {
+    return ParseDumped(*ItemPage(kept, "order=asc&limit=1" + query));
+  };
+  const Json first = page("");
+  const Json second = page("&after=" + first["last_id"].get<std::string>());
   EXPECT_EQ(second["data"][0]["content"][0]["text"], "b");
   EXPECT_EQ(second["has_more"], false);
 }
@@ -57,10 +59,11 @@ TEST(ResponseItems, AreRefusedByName) {
 }
 
 TEST(ResponseItems, ComeInPages) {
-  Json items = Json::array();
-  for (int i = 0; i < 30; ++i) items.push_back({{"id", fmt::format("i{}", i)}});
+  Json array = Json::array();
+  for (int i = 0; i < 30; ++i) array.push_back({{"id", fmt::format("i{}", i)}});
+  const StoredItems items(array);
   const auto page = [&items](const char* query) {
-    const Json page = *ItemPage(items, query);
+    const Json page = ParseDumped(*ItemPage(items, query));
     return fmt::format("{} {} {} {}", page["data"].size(), page["first_id"].dump(), page["last_id"].dump(),
                        page["has_more"].get<bool>());
   };
@@ -71,6 +74,26 @@ TEST(ResponseItems, ComeInPages) {
   for (const char* query : {"limit=0", "limit=101", "limit=x", "order=up", "after=none"}) {
     EXPECT_FALSE(ItemPage(items, query).ok()) << query;
   }
+}
+
+TEST(StoredItems, AreReadOneByOne) {
+  StoredItems items;
+  EXPECT_EQ(items.json(), "[]");
+  for (const char* more :
+       {"[]", R"([{"id":"a","text":"],{\"id\":\"b\""}])", "[]", R"([7,{"id":"b"},{"x":1,"id":"c"}])"}) {
+    const StoredItems added(*ParseJson(more));
+    EXPECT_EQ(added.json(), more);
+    const size_t before = items.json().size(), growth = items.GrowthBy(added);
+    items.Append(added);
+    EXPECT_EQ(items.json().size(), before + growth) << more;
+  }
+  EXPECT_EQ(items.json(), R"([{"id":"a","text":"],{\"id\":\"b\""},7,{"id":"b"},{"x":1,"id":"c"}])");
+  ASSERT_EQ(items.size(), 4u);
+  EXPECT_EQ(items[1], "7");
+  EXPECT_EQ(items.Find("b"), items[2]);
+  EXPECT_EQ(IdOf(items[0]), "a");
+  EXPECT_EQ(items.Find("c"), "") << "an id is the first member";
+  EXPECT_EQ(items.Find(""), "");
 }
 
 TEST(Query, IsDecoded) {

@@ -8,28 +8,28 @@
 
 namespace moesaic::server {
 
-ResponseStore::Entry ResponseStore::TextOf(const StoredResponse& stored) {
+ResponseStore::Entry ResponseStore::EntryOf(const StoredResponse& stored) {
   Entry entry;
   entry.owner = stored.owner;
-  entry.response = Dump(stored.response);
-  entry.messages = Dump(stored.messages);
-  entry.input = Dump(stored.input);
-  entry.is_conversation = stored.is_conversation;
+  entry.text = {.response = Dump(stored.response),
+                .messages = StoredItems(stored.messages),
+                .input = StoredItems(stored.input),
+                .is_conversation = stored.is_conversation};
   return entry;
 }
 
 StoredResponse ResponseStore::Parsed(const std::string& id, const Entry& entry) {
   return {.id = id,
           .owner = entry.owner,
-          .response = ParseDumped(entry.response),
-          .messages = ParseDumped(entry.messages),
-          .input = ParseDumped(entry.input),
-          .is_conversation = entry.is_conversation};
+          .response = ParseDumped(entry.text.response),
+          .messages = ParseDumped(entry.text.messages.json()),
+          .input = ParseDumped(entry.text.input.json()),
+          .is_conversation = entry.text.is_conversation};
 }
 
 bool ResponseStore::Add(StoredResponse stored) {
   if (!keeps()) return false;
-  Entry entry = TextOf(stored);
+  Entry entry = EntryOf(stored);
   const std::lock_guard lock(mutex_);
   return Put(stored.id, std::move(entry));
 }
@@ -46,23 +46,27 @@ std::optional<StoredResponse> ResponseStore::Find(const std::string& id, const s
   return Parsed(id, copy);
 }
 
-ResponseStore::Updated ResponseStore::Append(const std::string& id, const std::string& owner,
-                                             const Json& items) {
-  const std::string text = Dump(items);
+void ResponseStore::Read(const std::string& id, const std::string& owner,
+                         const std::function<void(const StoredText& text)>& read) {
   const std::lock_guard lock(mutex_);
   const auto found = FindLocked(id, owner);
-  if (found == entries_.end() || !found->second.is_conversation) return Updated::kUnknown;
+  if (found == entries_.end()) return;
+  Touch(found->second);
+  read(found->second.text);
+}
+
+ResponseStore::Updated ResponseStore::Append(const std::string& id, const std::string& owner,
+                                             const Json& items) {
+  const StoredItems more(items);
+  const std::lock_guard lock(mutex_);
+  const auto found = FindLocked(id, owner);
+  if (found == entries_.end() || !found->second.text.is_conversation) return Updated::kUnknown;
   Entry& entry = found->second;
   Touch(entry);
   if (items.empty()) return Updated::kYes;
-  std::string& messages = entry.messages;
-  const bool first = messages == "[]";
-  // "[a]" and "[b]" become "[a,b]".
-  const auto growth = static_cast<int64_t>(first ? text.size() - 2 : text.size() - 1);
-  if (BytesOf(entry) + growth > entry_bytes_ || !MakeRoom(id, owner, growth)) return Updated::kTooLarge;
-  messages.pop_back();
-  if (!first) messages += ',';
-  messages.append(text, 1);
+  const auto growth = static_cast<int64_t>(entry.text.messages.GrowthBy(more));
+  if (entry.text.bytes() + growth > entry_bytes_ || !MakeRoom(id, owner, growth)) return Updated::kTooLarge;
+  entry.text.messages.Append(more);
   bytes_ += growth;
   holdings_[owner].bytes += growth;
   entry.version = ++versions_;
@@ -81,7 +85,7 @@ ResponseStore::Updated ResponseStore::Update(const std::string& id, const std::s
     }
     StoredResponse stored = Parsed(id, copy);
     if (!change(stored)) return Updated::kYes;
-    Entry changed = TextOf(stored);
+    Entry changed = EntryOf(stored);
     const std::lock_guard lock(mutex_);
     const auto found = FindLocked(id, owner);
     if (found == entries_.end()) return Updated::kUnknown;
@@ -111,8 +115,8 @@ void ResponseStore::Touch(Entry& entry) {
 // Stores `entry` in place of an entry with the same id and owner, as the most recently used one.
 bool ResponseStore::Put(const std::string& id, Entry entry) {
   const auto known = entries_.find(id);
-  const int64_t bytes = BytesOf(entry);
-  const int64_t growth = bytes - (known == entries_.end() ? 0 : BytesOf(known->second));
+  const int64_t bytes = entry.text.bytes();
+  const int64_t growth = bytes - (known == entries_.end() ? 0 : known->second.text.bytes());
   if (bytes > entry_bytes_ || !MakeRoom(id, entry.owner, growth)) return false;
   if (known != entries_.end()) Erase(known);
   Holding& holding = holdings_[entry.owner];
@@ -159,8 +163,8 @@ bool ResponseStore::MakeRoom(const std::string& id, const std::string& owner, in
     if (largest.next == largest.end) return false;
     const auto entry = entries_.find(*largest.next++);
     evicted.push_back(entry);
-    largest.bytes -= BytesOf(entry->second);
-    bytes -= BytesOf(entry->second);
+    largest.bytes -= entry->second.text.bytes();
+    bytes -= entry->second.text.bytes();
     --largest.entries;
     --count;
   }
@@ -172,7 +176,7 @@ bool ResponseStore::MakeRoom(const std::string& id, const std::string& owner, in
 
 void ResponseStore::Erase(Entries::iterator entry) {
   const auto holding = holdings_.find(entry->second.owner);
-  const int64_t bytes = BytesOf(entry->second);
+  const int64_t bytes = entry->second.text.bytes();
   bytes_ -= bytes;
   holding->second.bytes -= bytes;
   holding->second.ages.erase(entry->second.age);

@@ -11,14 +11,15 @@
 #include <unordered_map>
 
 #include "server/json_fields.h"
+#include "server/stored_items.h"
 
 namespace moesaic::server {
 
 struct ResponseStoreOptions {
   int most = 1000;              ///< Maximum number of responses and conversations; 0 stores none.
   int64_t bytes = 256ll << 20;  ///< Maximum bytes of their JSON text.
-  /// Maximum bytes of one entry. Each request that reads an entry parses it whole, and parsed JSON can take
-  /// twenty times as much memory. A larger entry is not stored.
+  /// Maximum bytes of one entry. A request that continues or changes an entry parses it whole, and parsed
+  /// JSON can take twenty times as much memory. A larger entry is not stored.
   int64_t entry_bytes = 16ll << 20;
 };
 
@@ -30,6 +31,17 @@ struct StoredResponse {
                                  ///< form of templates. For a conversation: its items.
   Json input = Json::array();    ///< Input items of the response.
   bool is_conversation = false;  ///< False for a response.
+};
+
+/// The text of an entry. Its members are those of StoredResponse.
+struct StoredText {
+  std::string response;
+  StoredItems messages, input;
+  bool is_conversation = false;
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(response.size() + messages.json().size() + input.json().size());
+  }
 };
 
 /// Keeps entries in memory as text, since parsed JSON can take twenty times as much. When memory is needed,
@@ -49,6 +61,11 @@ class ResponseStore {
   /// Marks the entry as recently used. Returns nothing for an unknown id and for another owner's entry.
   std::optional<StoredResponse> Find(const std::string& id, const std::string& owner);
 
+  /// Like Find(), but calls `read` with the text, which is not parsed. Holds the lock meanwhile, so that
+  /// `read` should only search and copy. Does not call it for an unknown id and for another owner's entry.
+  void Read(const std::string& id, const std::string& owner,
+            const std::function<void(const StoredText& text)>& read);
+
   enum class Updated { kYes, kUnknown, kTooLarge };
 
   /// Appends an array of items to a conversation, in time that does not depend on its length. Returns
@@ -66,8 +83,8 @@ class ResponseStore {
 
  private:
   struct Entry {
-    std::string owner, response, messages, input;
-    bool is_conversation = false;
+    std::string owner;
+    StoredText text;
     uint64_t version = 0;  // changes with each write
     std::list<std::string>::iterator age;
   };
@@ -78,10 +95,7 @@ class ResponseStore {
   };
   using Entries = std::unordered_map<std::string, Entry>;
 
-  static int64_t BytesOf(const Entry& entry) {
-    return static_cast<int64_t>(entry.response.size() + entry.messages.size() + entry.input.size());
-  }
-  static Entry TextOf(const StoredResponse& stored);
+  static Entry EntryOf(const StoredResponse& stored);
   static StoredResponse Parsed(const std::string& id, const Entry& entry);
 
   // All private methods below need the lock.

@@ -55,7 +55,7 @@ TEST(ResponseStore, KeepsWithinItsBytes) {
   EXPECT_FALSE(store.Find("huge", ""));
 }
 
-// Each read parses a whole entry.
+// A request that continues an entry parses it whole.
 TEST(ResponseStore, LimitsOneEntry) {
   ResponseStore store({.most = 100, .bytes = 10'000, .entry_bytes = 1000});
   EXPECT_FALSE(store.Add(One("large", "", 1000)));

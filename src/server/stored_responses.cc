@@ -1,5 +1,7 @@
 // Reads, replays and deletes responses that were stored.
+#include <functional>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "server/call.h"
@@ -10,11 +12,16 @@
 namespace moesaic::server {
 namespace {
 
-StatusOr<StoredResponse> Found(const GenerationContext& context, const Call& call) {
+// Calls `read` with the text of the path's response.
+Status ReadResponse(const GenerationContext& context, const Call& call,
+                    const std::function<void(const StoredText&)>& read) {
   const std::string& id = call.path_values.front();
-  auto found = context.responses.Find(id, call.owner);
-  if (!found || found->is_conversation) return NotFound("Response with id '{}' not found.", id);
-  return *std::move(found);
+  bool found = false;
+  context.responses.Read(id, call.owner, [&](const StoredText& text) {
+    found = !text.is_conversation;
+    if (found) read(text);
+  });
+  return found ? OkStatus() : NotFound("Response with id '{}' not found.", id);
 }
 
 }  // namespace
@@ -24,32 +31,36 @@ Status GetResponse(const GenerationContext& context, Call& call) {
   ASSIGN_OR_RETURN(const bool stream, QueryBool(query, "stream"));
   ASSIGN_OR_RETURN(const int after,
                    QueryInt(query, "starting_after", 0, std::numeric_limits<int>::max(), /*otherwise=*/-1));
-  ASSIGN_OR_RETURN(const StoredResponse found, Found(context, call));
+  std::string response;
+  RETURN_IF_ERROR(ReadResponse(context, call, [&](const StoredText& text) { response = text.response; }));
   if (!stream) {
-    SendJson(*call.writer, found.response);
+    SendDumped(*call.writer, std::move(response));
     return OkStatus();
   }
   ResponseEvents events(call.writer, after);
-  ReplayResponse(found.response, &events);
+  ReplayResponse(ParseDumped(response), &events);
   return OkStatus();
 }
 
 Status DeleteResponse(const GenerationContext& context, Call& call) {
-  ASSIGN_OR_RETURN(const StoredResponse found, Found(context, call));
-  context.responses.Remove(found.id, call.owner);
-  SendJson(*call.writer, {{"id", found.id}, {"object", "response"}, {"deleted", true}});
+  RETURN_IF_ERROR(ReadResponse(context, call, [](const StoredText&) {}));
+  const std::string& id = call.path_values.front();
+  context.responses.Remove(id, call.owner);
+  SendJson(*call.writer, {{"id", id}, {"object", "response"}, {"deleted", true}});
   return OkStatus();
 }
 
 Status ListInputItems(const GenerationContext& context, Call& call) {
-  ASSIGN_OR_RETURN(const StoredResponse found, Found(context, call));
-  ASSIGN_OR_RETURN(const Json page, ItemPage(found.input, call.request.query));
-  SendJson(*call.writer, page);
+  StatusOr<std::string> page;
+  RETURN_IF_ERROR(ReadResponse(
+      context, call, [&](const StoredText& text) { page = ItemPage(text.input, call.request.query); }));
+  RETURN_IF_ERROR(page.status());
+  SendDumped(*call.writer, *std::move(page));
   return OkStatus();
 }
 
 Status CancelResponse(const GenerationContext& context, Call& call) {
-  RETURN_IF_ERROR(Found(context, call).status());
+  RETURN_IF_ERROR(ReadResponse(context, call, [](const StoredText&) {}));
   return InvalidArgument("Cannot cancel a synchronous response: to end one, close its connection.");
 }
 

@@ -1,5 +1,5 @@
 // Implements /tokenize, /detokenize, /v1/chat/completions/render and /v1/messages/count_tokens.
-#include <limits>
+#include <algorithm>
 #include <utility>
 
 #include "server/answer.h"
@@ -12,6 +12,9 @@ namespace {
 
 // Maximum bytes of a text that /tokenize takes even if it exceeds the context, for clients that divide texts.
 constexpr size_t kAnyContext = 1 << 20;
+// Likewise for /detokenize, in ids. The longest tokens have about 128 bytes, so that the text has at most 16
+// MiB.
+constexpr size_t kAnyContextIds = 128 << 10;
 
 Status CheckModel(Fields& body, const ServedModel& model) {
   std::string name;
@@ -66,6 +69,11 @@ Status Detokenize(const GenerationContext& context, Call& call) {
     body.Fail("tokens", "missing_required_parameter", "Missing required parameter: 'tokens'.");
   }
   RETURN_IF_ERROR(body.status());
+  const size_t most = std::max(kAnyContextIds, static_cast<size_t>(context.model.max_context));
+  if (tokens->size() > most) {
+    return FieldError("tokens", "array_above_max_length",
+                      fmt::format("Invalid 'tokens': at most {} of them, found {}", most, tokens->size()));
+  }
   std::vector<int32_t> ids;
   for (size_t i = 0; i < tokens->size(); ++i) {
     const Json& token = (*tokens)[i];

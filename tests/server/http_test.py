@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Tests the server's HTTP API: errors that name the field, limits, keys, CORS, draining, metrics, cancellation."""
+import contextlib
 import http.client
 import json
 import os
@@ -238,6 +239,10 @@ class Api(ServingCase):
                 self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"), path)
             # A client may divide a text that exceeds the context by its tokens.
             self.assertEqual(server.json("POST", "/tokenize", {"prompt": "a" * 500_000})[0], 200)
+            # The text of ids may be many times as long as their request.
+            self.assertEqual(server.json("POST", "/detokenize", {"tokens": [5] * (128 << 10)})[0], 200)
+            status, answer = server.json("POST", "/detokenize", {"tokens": [5] * ((128 << 10) + 1)})
+            self.assertEqual((status, answer["error"]["code"]), (400, "array_above_max_length"))
 
     def test_limits_stop_strings(self):
         long = "x" * 1025
@@ -407,11 +412,31 @@ class Settings(unittest.TestCase):
                 return (status, headers.get("retry-after")) == (429, "1")
             until(refused)
             until(lambda: server.request("POST", CHAT, hello)[0] == 200)
-        with serving("--max-sequences", "1", "--max-queue", "1") as server:
-            crowd = chat("Tell me a story", max_tokens=3900, ignore_eos=True, n=8)  # one runs, and one may wait
-            status, headers, _ = server.request("POST", CHAT, crowd)
-            self.assertEqual((status, headers["retry-after"]), (429, "1"))
-            until(lambda: server.request("POST", CHAT, hello)[0] == 200)
+        with serving("--max-sequences", "1", "--max-queue", "3") as server:
+            texts = ["a", "b", "c"]
+            for path, crowd in ((CHAT, chat("Hi", n=3)), ("/v1/completions", {"prompt": texts}), ("/v1/embeddings", {"input": texts})):
+                status, answer = server.json("POST", path, crowd)
+                self.assertEqual((status, answer["error"]["message"]),
+                                 (400, "one client may have at most 2 waiting sequences, half of the queue; found 3"), path)
+            self.assertEqual(server.request("POST", CHAT, {**hello, "n": 2})[0], 200)
+
+    def test_one_client_leaves_room_in_the_queue(self):
+        with serving("--max-sequences", "1", "--max-queue", "255") as server:
+            def ask(address):
+                connection = http.client.HTTPConnection(server.host, server.port, ANSWER_SECONDS, source_address=(address, 0))
+                with contextlib.closing(connection):
+                    body = json.dumps(chat("Tell me a story", n=64, max_tokens=4000, ignore_eos=True, stream=True))
+                    connection.request("POST", CHAT, body, {"content-type": "application/json"})
+                    answer = connection.getresponse()
+                    return answer.status, answer.headers.get("retry-after"), answer.read() if answer.status != 200 else b""
+
+            def others_are_served():
+                server.wait_until_quiet()
+                with server.holding():  # one sequence runs, and 127 wait
+                    (refused, retry, text), (served, _, _) = ask("127.0.0.1"), ask("127.0.0.2")
+                return (refused, retry, served) == (429, "1", 200) and b"one client may have at most as many as are free" in text
+            until(others_are_served)
+            until(lambda: server.request("POST", CHAT, chat("Hi", max_tokens=1))[0] == 200)
 
     def test_drains(self):
         server = Server("--drain-timeout", "600")

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -148,8 +149,12 @@ class EngineThread::Impl {
           return stopping_ || !inbox_.empty() || !engine_->idle() || engine_->saving();
         };
         while (options_.fails_for_good && !wake_.wait_for(lock, kRankCheck, has_work)) {
-          if (const Status dead = engine_->CheckRanks(); failure_.ok()) failure_ = dead;
-          stats_.survival = engine_->survival();
+          lock.unlock();
+          const Status dead = engine_->CheckRanks();
+          std::shared_ptr<const SurvivalStats> survival = engine_->survival();
+          lock.lock();
+          if (failure_.ok()) failure_ = dead;
+          stats_.survival = std::move(survival);
         }
         wake_.wait(lock, has_work);
         inbox = std::exchange(inbox_, {});
@@ -166,9 +171,10 @@ class EngineThread::Impl {
         if (!stop || !status.ok() || engine_->idle()) break;
       }
       if (!status.ok()) Fail(status, &events);
+      EngineStats stats = engine_->stats();
       {
         const std::lock_guard lock(mutex_);
-        stats_ = engine_->stats();
+        stats_ = std::move(stats);
         for (const Submitted& submitted : inbox_.submitted) CountWaiting(submitted.request);
       }
       Tell(events);

@@ -30,7 +30,10 @@ class ProxyFolder {
     auto folder = std::make_unique<ProxyFolder>();
     if (!path.empty()) {
       std::error_code error;
+      const mode_t mask = umask(0);
+      umask(geteuid() == 0 ? 0066 : mask);  // the user of root's workers must enter new folders
       std::filesystem::create_directories(path, error);
+      umask(mask);
       if (error) return IoError("cannot make {}: {}", path, error.message());
       folder->path_ = std::filesystem::absolute(path);
       return folder;
@@ -53,6 +56,18 @@ class ProxyFolder {
   std::string path_;
   bool temporary_ = false;
 };
+
+// Returns `path` or the lowest folder above it that other users cannot enter, or "".
+std::string ClosedFolder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::canonical(path, error);
+  for (; !folder.empty(); folder = folder.parent_path()) {
+    struct stat found = {};
+    if (stat(folder.c_str(), &found) == 0 && (found.st_mode & S_IXOTH) == 0) return folder.string();
+    if (folder == folder.root_path()) break;
+  }
+  return "";
+}
 
 StatusOr<pid_t> StartNginx(const std::string& nginx, const std::string& folder, bool check,
                            const sigset_t& mask) {
@@ -114,6 +129,11 @@ Status RunProxy(const ProxyFlags& flags) {
   ASSIGN_OR_RETURN(const auto folder, ProxyFolder::Make(flags.folder));
   ASSIGN_OR_RETURN(const std::string config, ProxyConfig(flags, folder->path()));
   ASSIGN_OR_RETURN(const std::string nginx, FindNginx(flags));
+  if (const std::string closed = ClosedFolder(folder->path());
+      !closed.empty() && WorkersChangeUser(folder->path())) {
+    Tell("moesaic proxy: requests with long bodies may fail, because nginx's workers cannot enter {}\n",
+         closed);
+  }
   RETURN_IF_ERROR(WriteEngineList(flags, folder->path()));
   {
     const std::string path = folder->path() + "/nginx.conf";

@@ -146,6 +146,24 @@ def children(column, pid):
     return subprocess.run(["ps", "-o", f"{column}=", "--ppid", str(pid)], capture_output=True, text=True, check=True).stdout.split()
 
 
+def workers_change_user():
+    """Returns true if this user's nginx runs its workers as another user: root can, unless it lacks capabilities."""
+    if os.geteuid() != 0:
+        return False
+    with tempfile.NamedTemporaryFile() as file:
+        try:
+            os.chown(file.name, 65534, -1)
+        except OSError:
+            return False
+    return True
+
+
+def without_capabilities():
+    """Returns words before a command that take the capabilities of root away."""
+    words = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    return words if workers_change_user() and subprocess.run([*words, "true"], capture_output=True).returncode == 0 else []
+
+
 class Verb(ProxyTest):
     def command(self, *flags):
         return [str(BINARY), "proxy", "--module", str(MODULE), *map(str, flags)]
@@ -180,9 +198,9 @@ class Verb(ProxyTest):
         # A worker stores this body in a file.
         body = {"prompt": "a", "max_tokens": 1, "user": "x" * 2_000_000}
         self.assertEqual(request(HOST, port, "POST", "/v1/completions", body)[0], 200)
-        if os.geteuid() == 0:
+        if workers_change_user():
             nginx, = children("pid", process.pid)
-            self.assertNotIn("0", children("uid", nginx))
+            until(lambda: "0" not in children("uid", nginx))  # a worker that was just forked still belongs to root
         other = self.mock()
         engines.write_text(f"{engine.url}\n{other.url}\n")
         process.send_signal(signal.SIGHUP)
@@ -191,6 +209,24 @@ class Verb(ProxyTest):
         self.assertEqual(process.wait(WAIT_SECONDS), 0)
         line = json.loads((pathlib.Path(folder.name) / "log").read_text().splitlines()[0])
         self.assertEqual((line["status"], line["outcome"]), (200, "completed"))
+
+    def test_root_without_capabilities_keeps_its_user(self):
+        command = self.command("--engine", "http://127.0.0.1:1", "--host", HOST, "--check")
+        checked = subprocess.run([*without_capabilities(), *command], capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, checked.stderr)
+
+    def test_root_is_warned_of_folders_that_workers_cannot_enter(self):
+        with tempfile.TemporaryDirectory() as name:
+            closed = pathlib.Path(name).resolve()
+            folder = closed / "new" / "folder"
+            command = self.command("--engine", "http://127.0.0.1:1", "--host", HOST, "--folder", folder, "--check")
+            for mode, warned in ((0o700, workers_change_user()), (0o711, False)):
+                closed.chmod(mode)
+                checked = subprocess.run(command, capture_output=True, text=True, umask=0o077)
+                self.assertEqual(checked.returncode, 0, checked.stderr)
+                self.assertEqual(f"workers cannot enter {closed}\n" in checked.stderr, warned, checked.stderr)
+            if workers_change_user():
+                self.assertEqual([path.stat().st_mode & 0o777 for path in (folder, folder.parent)], [0o711, 0o711])
 
     def test_refuses_wrong_flags(self):
         for flags, word in ((["--prefill", "http://127.0.0.1:1"], "--decode"), ([], "--engine"),

@@ -138,7 +138,8 @@ Status RunProxy(const ProxyFlags& flags) {
   {
     const std::string path = folder->path() + "/nginx.conf";
     std::ofstream file(path);
-    chmod(path.c_str(), S_IRUSR | S_IWUSR);  // it may have keys
+    if (file && chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0)  // it may have keys
+      return IoError("cannot restrict {} to its owner: {}", path, std::strerror(errno));
     file << config;
     if (!file.flush()) return IoError("cannot write {}", path);
   }
@@ -206,8 +207,10 @@ void AddProxyServing(Verb proxy, VerbRun& run) {
   proxy.AddOption("--folder", flags->folder,
                   "Folder for nginx's configuration and temporary files (default: a new one)");
   proxy.AddFlag("--check", flags->check, "Test the configuration and exit");
-  proxy.AddFlag("--print-config", flags->print_config,
-                "Print a configuration for an nginx that is started in another way, and exit");
+  proxy
+      .AddFlag("--print-config", flags->print_config,
+               "Print a configuration for an nginx that is started in another way, and exit")
+      .Excludes("--folder");
   proxy.AddFlag("--reference", flags->reference, "Print all directives in Markdown and exit");
   proxy.Footer(
       "Examples:\n"

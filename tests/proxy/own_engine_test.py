@@ -215,6 +215,24 @@ class Verb(ProxyTest):
         checked = subprocess.run([*without_capabilities(), *command], capture_output=True, text=True)
         self.assertEqual(checked.returncode, 0, checked.stderr)
 
+    def test_refuses_a_configuration_that_others_may_read(self):
+        with tempfile.TemporaryDirectory() as folder:
+            config = pathlib.Path(folder) / "nginx.conf"
+            config.touch()
+            config.chmod(0o666)
+            pathlib.Path(folder).chmod(0o777)
+            words = without_capabilities()
+            if words:
+                os.chown(config, 65534, -1)
+            command = [*words, *self.command("--engine", "http://127.0.0.1:1", "--host", HOST, "--folder", folder, "--check")]
+            checked = subprocess.run(command, capture_output=True, text=True)
+            if words:
+                self.assertEqual(checked.returncode, 1, checked.stderr)
+                self.assertIn(f"cannot restrict {config} to its owner", checked.stderr)
+                self.assertEqual(config.read_text(), "")
+            else:  # the owner
+                self.assertEqual(config.stat().st_mode & 0o777, 0o600)
+
     def test_root_is_warned_of_folders_that_workers_cannot_enter(self):
         with tempfile.TemporaryDirectory() as name:
             closed = pathlib.Path(name).resolve()
@@ -230,7 +248,8 @@ class Verb(ProxyTest):
 
     def test_refuses_wrong_flags(self):
         for flags, word in ((["--prefill", "http://127.0.0.1:1"], "--decode"), ([], "--engine"),
-                            (["--engine", "ftp://x"], "URL"), (["--engine", "http://127.0.0.1:1", "--set", "queue x"], "queue")):
+                            (["--engine", "ftp://x"], "URL"), (["--engine", "http://127.0.0.1:1", "--set", "queue x"], "queue"),
+                            (["--engine", "http://127.0.0.1:1", "--print-config", "--folder", "x"], "--folder")):
             result = subprocess.run(self.command(*flags), capture_output=True, text=True)
             self.assertNotEqual(result.returncode, 0)
             self.assertIn(word, result.stderr)

@@ -77,7 +77,7 @@ commands; `bench/run.sh SUITE` runs one suite.
 - No complete large model was run: memory was too small. Start-up and page-cache effects of large files are not shown.
 - The hosts are shared, so absolute speeds change by up to a third from day to day. Compare ratios, not tokens per second.
 - vLLM and SGLang were not run as servers. GPUs are not supported.
-- A selection of bench/results. Not shown: llm-compressor's `rtn` is closer to bf16 (KL ratio 0.95 for w8a8, 0.98 for w4a16).
+- This page shows a selection of bench/results. Not shown: llm-compressor's `rtn` is closer to bf16 (KL ratio 0.95 for w8a8, 0.98 for w4a16).
 - `†`: the run did not record its commit. The commit of the results file added the numbers to the documents.
 - Each row is from the newest commit that measured it. Older commits are not repeated on newer code.
 

@@ -150,7 +150,8 @@ function(moesaic_test name)
   moesaic_compile_test(${name})
   target_compile_definitions(${name} PRIVATE MOESAIC_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   # GoogleTest's TempDir(). Files of tests have fixed names, which tests of another build folder may use at the same time.
-  set(environment "TEST_TMPDIR=${CMAKE_BINARY_DIR}/test_files")
+  # Release 1.11 does not add the slash.
+  set(environment "TEST_TMPDIR=${CMAKE_BINARY_DIR}/test_files/")
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/test_files)
   if(MOESAIC_SANITIZE MATCHES thread)
     list(APPEND environment "TSAN_OPTIONS=suppressions='${CMAKE_SOURCE_DIR}/cmake/tsan.supp'")

@@ -43,10 +43,13 @@ def main():
         page += [f'.SS "moesaic {escape(name)}"', ".nf", escape(run(moesaic, name, "--help").strip("\n")), ".fi"]
     page += [".SH EXIT STATUS",
              "0 after success, 1 after a failure, 2 for wrong usage, and 128 plus the number of the signal that ended "
-             "the run.", ".SH FILES", ".TP", ".I ~/.cache/moesaic", "Kernel choices that",
-             ".B moesaic tune", "measured.", ".TP", ".I ~/.local/state/moesaic/chat_history",
+             "the run. SIGINT and SIGTERM drain", ".B serve", "and", ".BR proxy ,", "which then exit with 0.",
+             ".SH FILES", ".TP", ".I ~/.cache/moesaic", "Kernel choices that", ".B moesaic tune", "measured.",
+             ".TP", ".I ~/.local/state/moesaic/chat_history",
              "Lines that were entered in", ".B moesaic chat.", ".TP", ".I ~/.cache/huggingface/hub",
-             "Models that are named by their id.", ".SH SEE ALSO", ".BR nginx (8)"]
+             "Models that are named by their id.", ".TP", ".I share/doc/moesaic/docs",
+             "Pages that the help names, below the prefix of the installation.", ".TP", ".I share/moesaic/topologies",
+             "Topology files, below the prefix.", ".SH SEE ALSO", ".BR nginx (8)"]
     with open(output, "w", encoding="utf-8") as file:
         file.write("\n".join(page) + "\n")
 

@@ -104,8 +104,8 @@ StatusOr<std::vector<int64_t>> SlotsInMemory(const PlacementFlags& flags, size_t
   return slots;
 }
 
-// Fills the empty slots of the placement in use, which no plan from it would have to use. Their replicas are
-// moves, too.
+// Fills the empty slots of the placement in use, as the format of --out has none. Each added replica counts
+// as a move.
 Status FillEmptySlots(const LoadMatrix& load, parallel::PlannerOptions& options, Placement& filled) {
   const bool fits = filled.experts == load.experts && std::ssize(filled.layers) == load.layers &&
                     filled.ranks() == std::ssize(options.slots);

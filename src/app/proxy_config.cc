@@ -1,9 +1,11 @@
 #include "app/proxy_config.h"
 
 #include <fmt/format.h>
+#include <pwd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -147,7 +149,7 @@ StatusOr<std::string> PoolText(const ProxyFlags& flags, const std::string& folde
 
 // Returns the main context of nginx up to the first line of its http block. Without a folder it leaves pid,
 // log and daemon to nginx's defaults and to its command line. The user of the workers of a master that runs
-// as root is nginx's default, which has no rights.
+// as root is nginx's default, which has no rights, unless root cannot change its user.
 std::string MainText(const ProxyFlags& flags, const std::string& folder, const std::string& module) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int workers = flags.workers > 0 ? flags.workers : std::min(cores, kMaxWorkers);
@@ -155,6 +157,7 @@ std::string MainText(const ProxyFlags& flags, const std::string& folder, const s
   std::string text = fmt::format("load_module {};\n", Word(module));
   if (!folder.empty())
     text += fmt::format("pid {};\nerror_log stderr notice;\n", Word(folder + "/nginx.pid"));
+  if (!folder.empty() && geteuid() == 0 && !WorkersChangeUser(folder)) text += "user root;\n";
   fmt::format_to(std::back_inserter(text),
                  "worker_processes {};\nworker_rlimit_nofile 65536;\n"
                  "thread_pool default threads={} max_queue=65536;\n"
@@ -263,6 +266,19 @@ StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& fo
   if (transfer == "ascend")
     text += fmt::format("    location = /v1/metaserver {{ moesaic_metaserver {}; }}\n", pool.name);
   return text + "  }\n}\n";
+}
+
+bool WorkersChangeUser(const std::string& folder) {
+  if (geteuid() != 0) return false;
+  const passwd* const nobody = getpwnam("nobody");
+  std::string probe = folder + "/owner-XXXXXX";
+  const int file = mkstemp(probe.data());
+  if (file < 0) return true;  // nginx reports the fault of the folder
+  const bool changes =
+      fchown(file, nobody == nullptr ? uid_t{65534} : nobody->pw_uid, static_cast<gid_t>(-1)) == 0;
+  close(file);
+  unlink(probe.c_str());
+  return changes;
 }
 
 Status WriteEngineList(const ProxyFlags& flags, const std::string& folder) {

@@ -28,6 +28,10 @@ struct ProxyFlags {
 /// started in another way, and has the engines of `flags.engine_file`. InvalidArgument names the wrong flag.
 StatusOr<std::string> ProxyConfig(const ProxyFlags& flags, const std::string& folder);
 
+/// Returns true if nginx runs its workers as another user than this process: as root that can give away files
+/// in `folder`. Root of a container without capabilities, or of a namespace with one user, cannot.
+bool WorkersChangeUser(const std::string& folder);
+
 /// Writes the engines of `flags.engine_file` as directives into `folder`; does nothing without the file.
 Status WriteEngineList(const ProxyFlags& flags, const std::string& folder);
 

@@ -35,7 +35,10 @@ class ProxyFolder {
     auto folder = std::make_unique<ProxyFolder>();
     if (!path.empty()) {
       std::error_code error;
+      const mode_t mask = umask(0);
+      umask(geteuid() == 0 ? 0066 : mask);  // the user of root's workers must enter new folders
       std::filesystem::create_directories(path, error);
+      umask(mask);
       if (error) return IoError("cannot make {}: {}", path, error.message());
       folder->path_ = std::filesystem::absolute(path);
       return folder;
@@ -58,6 +61,18 @@ class ProxyFolder {
   std::string path_;
   bool temporary_ = false;
 };
+
+// Returns `path` or the lowest folder above it that other users cannot enter, or "".
+std::string ClosedFolder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::canonical(path, error);
+  for (; !folder.empty(); folder = folder.parent_path()) {
+    struct stat found = {};
+    if (stat(folder.c_str(), &found) == 0 && (found.st_mode & S_IXOTH) == 0) return folder.string();
+    if (folder == folder.root_path()) break;
+  }
+  return "";
+}
 
 // nginx, over upgrades of its binary. It runs as a daemon: in the foreground it does not replace its binary.
 // This process is the parent of its master all the same, because it is the reaper of its descendants.
@@ -231,11 +246,17 @@ Status RunProxy(const ProxyFlags& flags) {
   ASSIGN_OR_RETURN(const auto folder, ProxyFolder::Make(flags.folder));
   ASSIGN_OR_RETURN(const std::string config, ProxyConfig(flags, folder->path()));
   ASSIGN_OR_RETURN(const std::string program, FindNginx(flags));
+  if (const std::string closed = ClosedFolder(folder->path());
+      !closed.empty() && WorkersChangeUser(folder->path())) {
+    Tell("moesaic proxy: requests with long bodies may fail, because nginx's workers cannot enter {}\n",
+         closed);
+  }
   RETURN_IF_ERROR(WriteEngineList(flags, folder->path()));
   {
     const std::string path = folder->path() + "/nginx.conf";
     std::ofstream file(path);
-    chmod(path.c_str(), S_IRUSR | S_IWUSR);  // it may have keys
+    if (file && chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0)  // it may have keys
+      return IoError("cannot restrict {} to its owner: {}", path, std::strerror(errno));
     file << config;
     if (!file.flush()) return IoError("cannot write {}", path);
   }
@@ -304,8 +325,10 @@ void AddProxyServing(Verb proxy, VerbRun& run) {
   proxy.AddOption("--folder", flags->folder,
                   "Folder for nginx's configuration and temporary files (default: a new one)");
   proxy.AddFlag("--check", flags->check, "Test the configuration and exit");
-  proxy.AddFlag("--print-config", flags->print_config,
-                "Print a configuration for an nginx that is started in another way, and exit");
+  proxy
+      .AddFlag("--print-config", flags->print_config,
+               "Print a configuration for an nginx that is started in another way, and exit")
+      .Excludes("--folder");
   proxy.AddFlag("--reference", flags->reference, "Print all directives in Markdown and exit");
   proxy.Footer(
       "Examples:\n"

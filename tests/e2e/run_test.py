@@ -54,7 +54,7 @@ class SetupTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         shutil.copy(ROOT / "run", self.folder)
         (self.folder / "bin").mkdir()
-        for name in ("bash", "dirname", "nproc", "grep", "sed", "awk", "sort", "head", "mkdir", "cat"):
+        for name in ("bash", "dirname", "nproc", "grep", "sed", "awk", "sort", "head", "mkdir", "cat", "cut"):
             (self.folder / "bin" / name).symlink_to(shutil.which(name))
         self.stand_in("uname", "echo x86_64")
         self.stand_in("id", "echo 1000")
@@ -78,6 +78,7 @@ echo install ok installed""")
         result = self.ask("test", "-N")
         self.assertEqual(result.returncode, 3, result.stderr)  # of cmake
         self.assertIn("no Chromium", result.stderr)
+        self.assertIn("cannot install libucx-dev: the build may lack ranks", result.stderr)
 
     def test_packages_that_a_release_lacks_are_not_asked_for(self):
         self.stand_in("apt-cache", 'test "$1" = policy && echo "500 http://deb.example.org main amd64 Packages"')
@@ -104,6 +105,25 @@ echo install ok installed""")
         for home, used in ((self.folder, self.folder), ("/nonexistent", self.folder / "build" / "home")):
             self.assertEqual(self.ask("build", HOME=str(home)).returncode, 3)
             self.assertEqual((self.folder / "home").read_text(), f"{used}\n")
+
+    def test_a_home_that_is_not_named_is_looked_up(self):
+        self.stand_in("getent", f'echo "user:x:1000:1000::{self.folder}:/bin/sh"')
+        self.assertEqual(self.ask("build", HOME="").returncode, 3)
+        self.assertEqual((self.folder / "home").read_text(), f"{self.folder}\n")
+
+    def test_the_runtime_of_clang_is_found_without_lists_of_packages(self):
+        result = self.ask("build", "fuzz")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("clang is missing", result.stderr)
+        self.stand_in("clang", "echo 14.0.6")
+        self.stand_in("npm", "exit 0")
+        self.stand_in("dpkg-query", 'for name; do :; done; test "$name" != libclang-rt-14-dev && echo install ok installed')
+        lists = self.folder / "lists"
+        self.stand_in("apt-cache", f'test -e "{lists}" && echo "500 http://deb.example.org main amd64 Packages"')
+        self.stand_in("apt-get", "exit 0")
+        self.stand_in("sudo", f'case "$*" in *update*) : >"{lists}" ;; *) echo "$*" >"{self.folder}/asked" ;; esac')
+        self.assertEqual(self.ask("build", "fuzz").returncode, 3)  # of cmake
+        self.assertIn("libclang-rt-14-dev", (self.folder / "asked").read_text())
 
     def test_other_processors_are_refused(self):
         self.stand_in("uname", "echo aarch64")

@@ -166,6 +166,24 @@ def end(pid_file):
             os.kill(pid, signal.SIGTERM)
 
 
+def workers_change_user():
+    """Returns true if this user's nginx runs its workers as another user: root can, unless it lacks capabilities."""
+    if os.geteuid() != 0:
+        return False
+    with tempfile.NamedTemporaryFile() as file:
+        try:
+            os.chown(file.name, 65534, -1)
+        except OSError:
+            return False
+    return True
+
+
+def without_capabilities():
+    """Returns words before a command that take the capabilities of root away."""
+    words = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    return words if workers_change_user() and subprocess.run([*words, "true"], capture_output=True).returncode == 0 else []
+
+
 class Verb(ProxyTest):
     def command(self, *flags):
         return [str(BINARY), "proxy", "--module", str(MODULE), *map(str, flags)]
@@ -200,7 +218,7 @@ class Verb(ProxyTest):
         # A worker stores this body in a file.
         body = {"prompt": "a", "max_tokens": 1, "user": "x" * 2_000_000}
         self.assertEqual(request(HOST, port, "POST", "/v1/completions", body)[0], 200)
-        if os.geteuid() == 0:
+        if workers_change_user():
             until(lambda: len(column_of_children("pid", process.pid)) == 1)  # nginx, which has become a daemon
             nginx, = column_of_children("pid", process.pid)
             until(lambda: {"0"}.isdisjoint(column_of_children("uid", nginx)))  # one that was just forked still belongs to root
@@ -263,9 +281,46 @@ class Verb(ProxyTest):
         self.assertEqual(set(outcomes), {"completed"})
         self.assertGreaterEqual(len(outcomes), 4)
 
+    def test_root_without_capabilities_keeps_its_user(self):
+        command = self.command("--engine", "http://127.0.0.1:1", "--host", HOST, "--check")
+        checked = subprocess.run([*without_capabilities(), *command], capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, checked.stderr)
+
+    def test_refuses_a_configuration_that_others_may_read(self):
+        with tempfile.TemporaryDirectory() as folder:
+            config = pathlib.Path(folder) / "nginx.conf"
+            config.touch()
+            config.chmod(0o666)
+            pathlib.Path(folder).chmod(0o777)
+            words = without_capabilities()
+            if words:
+                os.chown(config, 65534, -1)
+            command = [*words, *self.command("--engine", "http://127.0.0.1:1", "--host", HOST, "--folder", folder, "--check")]
+            checked = subprocess.run(command, capture_output=True, text=True)
+            if words:
+                self.assertEqual(checked.returncode, 1, checked.stderr)
+                self.assertIn(f"cannot restrict {config} to its owner", checked.stderr)
+                self.assertEqual(config.read_text(), "")
+            else:  # the owner
+                self.assertEqual(config.stat().st_mode & 0o777, 0o600)
+
+    def test_root_is_warned_of_folders_that_workers_cannot_enter(self):
+        with tempfile.TemporaryDirectory() as name:
+            closed = pathlib.Path(name).resolve()
+            folder = closed / "new" / "folder"
+            command = self.command("--engine", "http://127.0.0.1:1", "--host", HOST, "--folder", folder, "--check")
+            for mode, warned in ((0o700, workers_change_user()), (0o711, False)):
+                closed.chmod(mode)
+                checked = subprocess.run(command, capture_output=True, text=True, umask=0o077)
+                self.assertEqual(checked.returncode, 0, checked.stderr)
+                self.assertEqual(f"workers cannot enter {closed}\n" in checked.stderr, warned, checked.stderr)
+            if workers_change_user():
+                self.assertEqual([path.stat().st_mode & 0o777 for path in (folder, folder.parent)], [0o711, 0o711])
+
     def test_refuses_wrong_flags(self):
         for flags, word in ((["--prefill", "http://127.0.0.1:1"], "--decode"), ([], "--engine"),
-                            (["--engine", "ftp://x"], "URL"), (["--engine", "http://127.0.0.1:1", "--set", "queue x"], "queue")):
+                            (["--engine", "ftp://x"], "URL"), (["--engine", "http://127.0.0.1:1", "--set", "queue x"], "queue"),
+                            (["--engine", "http://127.0.0.1:1", "--print-config", "--folder", "x"], "--folder")):
             result = subprocess.run(self.command(*flags), capture_output=True, text=True)
             self.assertNotEqual(result.returncode, 0)
             self.assertIn(word, result.stderr)

@@ -110,7 +110,8 @@ impl Scheme {
             Scheme::SentencePiece(spm) => {
                 let mut text = token.to_string();
                 for (from, to) in &spm.replacements {
-                    let added = text.matches(from.as_str()).count().saturating_mul(to.len());
+                    let growth = to.len().saturating_sub(from.len());
+                    let added = text.matches(from.as_str()).count().saturating_mul(growth);
                     if text.len().saturating_add(added) > token.len() + MAX_ADDED_BYTES {
                         return Err(refused(&format!("Replace adds {added} bytes to a token")));
                     }
@@ -156,6 +157,14 @@ mod tests {
         let double = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
         let decoder = serde_json::json!({"type": "Sequence", "decoders": vec![double; 64]});
         assert!(scheme_of(&decoder).unwrap().piece("a").is_err());
+    }
+
+    #[test]
+    fn replacements_that_shrink_a_token_have_no_bound() {
+        let space = serde_json::json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
+        let length = MAX_ADDED_BYTES + 1;
+        let piece = scheme_of(&space).unwrap().piece(&"▁".repeat(length)).unwrap();
+        assert_eq!(piece, Piece::Bytes(vec![b' '; length]));
     }
 
     #[test]

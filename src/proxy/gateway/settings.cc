@@ -372,8 +372,8 @@ constexpr Directive kDirectives[] = {
     {"token_cache", "SIZE", "64m", "Memory of each worker for token ids of prompt segments.",
      SetBytes<&PoolSettings::token_cache_bytes>},
     {"zone", "SIZE", "64m",
-     "Shared memory for requests, engines and the prefix index. A KV block takes 29 bytes of it, or 161 if "
-     "more than four engines have the block, and 29 for each of these engines.",
+     "Shared memory for requests, engines and the prefix index. A KV block takes 29 bytes if at most four "
+     "engines have it, otherwise 161, and 29 bytes more for each engine.",
      SetBytes<&PoolSettings::zone_bytes>},
     {"max_engines", "COUNT", "128", "Engines (data-parallel ranks) that the zone has room for.",
      SetCount<&PoolSettings::max_instances>},

@@ -8,26 +8,38 @@
 
 namespace moesaic::cache {
 
-KvTiers::KvTiers(BlockPool& pool, const RadixTree& tree) : pool_(pool), tree_(tree) {}
-KvTiers::~KvTiers() = default;
+namespace {
 
-StatusOr<std::unique_ptr<KvTiers>> KvTiers::Create(BlockPool& pool, const RadixTree& tree,
-                                                   const KvLayout& layout, const KvTierOptions& options) {
-  std::unique_ptr<KvTiers> tiers(new KvTiers(pool, tree));
+WarmTierOptions WarmOptionsOf(const KvTierOptions& options) {
+  return {.bytes = options.warm_bytes, .exact = options.warm_exact, .step_bytes = options.warm_step_bytes};
+}
+
+}  // namespace
+
+StatusOr<KvTierSlots> KvTiers::SlotsFor(const KvLayout& layout, const KvTierOptions& options) {
+  KvTierSlots slots;
   if (options.swap_bytes > 0) {
-    ASSIGN_OR_RETURN(tiers->swap_,
-                     SwapTier::Create(pool, layout, options.swap_bytes, options.attention_tokens));
-    tiers->all_.push_back(tiers->swap_.get());
+    ASSIGN_OR_RETURN(slots.swap, SwapTier::SlotsFor(layout, options.swap_bytes));
   }
   if (options.warm_bytes > 0) {
-    ASSIGN_OR_RETURN(tiers->warm_, WarmTier::Create(pool, &tree, layout,
-                                                    {.bytes = options.warm_bytes,
-                                                     .exact = options.warm_exact,
-                                                     .step_bytes = options.warm_step_bytes}));
-    tiers->all_.push_back(tiers->warm_.get());
+    ASSIGN_OR_RETURN(slots.warm, WarmTier::SlotsFor(layout, WarmOptionsOf(options)));
   }
-  return tiers;
+  return slots;
 }
+
+KvTiers::KvTiers(BlockPool& pool, const RadixTree& tree, const KvLayout& layout, const KvTierOptions& options,
+                 const KvTierSlots& slots)
+    : pool_(pool), tree_(tree) {
+  if (slots.swap > 0) {
+    swap_ = std::make_unique<SwapTier>(pool, layout, slots.swap, options.attention_tokens);
+    all_.push_back(swap_.get());
+  }
+  if (slots.warm > 0) {
+    warm_ = std::make_unique<WarmTier>(pool, &tree, layout, WarmOptionsOf(options), slots.warm);
+    all_.push_back(warm_.get());
+  }
+}
+KvTiers::~KvTiers() = default;
 
 void KvTiers::AddSlots(KvStoreOptions* options) const {
   if (swap_ != nullptr) options->swap_slots = swap_->slots();

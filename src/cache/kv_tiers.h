@@ -26,6 +26,11 @@ struct KvTierOptions {
   int64_t warm_step_bytes = 0;   ///< maximum bytes of blocks that one step saves to the warm tier
 };
 
+/// Numbers of blocks that tiers keep in memory; 0: the tier is off.
+struct KvTierSlots {
+  int swap = 0, warm = 0;
+};
+
 /// Settings of the disk tier.
 struct KvDiskOptions {
   std::string folder;       ///< created if it does not exist
@@ -38,9 +43,12 @@ struct KvDiskOptions {
 /// Engine thread only.
 class KvTiers {
  public:
-  /// `pool` and `tree` are borrowed.
-  static StatusOr<std::unique_ptr<KvTiers>> Create(BlockPool& pool, const RadixTree& tree,
-                                                   const KvLayout& layout, const KvTierOptions& options);
+  /// Returns the slots that fit the memory of each tier. ResourceExhausted if not even one fits.
+  static StatusOr<KvTierSlots> SlotsFor(const KvLayout& layout, const KvTierOptions& options);
+
+  /// `pool` and `tree` are borrowed. `slots` are at most SlotsFor() of every rank.
+  KvTiers(BlockPool& pool, const RadixTree& tree, const KvLayout& layout, const KvTierOptions& options,
+          const KvTierSlots& slots);
   ~KvTiers();
 
   /// Adds the slots that the tiers need.
@@ -52,8 +60,6 @@ class KvTiers {
   TierStats stats() const;
 
  private:
-  KvTiers(BlockPool& pool, const RadixTree& tree);
-
   BlockPool& pool_;
   const RadixTree& tree_;
   std::unique_ptr<SwapTier> swap_;  // or null, as the others

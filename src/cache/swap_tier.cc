@@ -9,17 +9,20 @@
 
 namespace moesaic::cache {
 
-StatusOr<std::unique_ptr<SwapTier>> SwapTier::Create(BlockPool& pool, const KvLayout& layout, int64_t bytes,
-                                                     int64_t attention_tokens) {
+StatusOr<int> SwapTier::SlotsFor(const KvLayout& layout, int64_t bytes) {
   const int64_t slots = std::min<int64_t>(bytes / layout.total_bytes(), std::numeric_limits<int>::max());
   if (slots < 1) {
     return ResourceExhausted("the swap space needs at least {} bytes, one KV block; it has {}",
                              layout.total_bytes(), bytes);
   }
-  const double copy_seconds = static_cast<double>(layout.total_bytes()) / kAssumedSwapBytesPerSecond;
-  return std::unique_ptr<SwapTier>(
-      new SwapTier(pool, static_cast<int>(slots), copy_seconds, attention_tokens));
+  return static_cast<int>(slots);
 }
+
+SwapTier::SwapTier(BlockPool& pool, const KvLayout& layout, int slots, int64_t attention_tokens)
+    : pool_(pool),
+      slots_(slots),
+      copy_seconds_(static_cast<double>(layout.total_bytes()) / kAssumedSwapBytesPerSecond),
+      attention_tokens_(attention_tokens) {}
 
 void SwapTier::OnResult(const KvResult& result) {
   if (result.swap_copy_seconds > 0) copy_seconds_ = result.swap_copy_seconds;

@@ -5,7 +5,6 @@
 #include <absl/container/flat_hash_map.h>
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -18,10 +17,12 @@ namespace moesaic::cache {
 
 class SwapTier : public KvTier {
  public:
-  /// Creates as many slots as fit `bytes`. ResourceExhausted if not even one fits. `pool` is borrowed.
-  /// `attention_tokens` is the position at which attention doubles the cost of computing a token.
-  static StatusOr<std::unique_ptr<SwapTier>> Create(BlockPool& pool, const KvLayout& layout, int64_t bytes,
-                                                    int64_t attention_tokens);
+  /// Returns the number of slots that fit `bytes`. ResourceExhausted if not even one fits.
+  static StatusOr<int> SlotsFor(const KvLayout& layout, int64_t bytes);
+
+  /// `pool` is borrowed. `attention_tokens` is the position at which attention doubles the cost of computing
+  /// a token.
+  SwapTier(BlockPool& pool, const KvLayout& layout, int slots, int64_t attention_tokens);
 
   int slots() const { return slots_.total(); }
   /// Sets the cost of copying one block out and back, in units of computing a token at the start of a
@@ -53,8 +54,6 @@ class SwapTier : public KvTier {
     int tokens = 0;  // number of computed tokens in `blocks`
   };
 
-  SwapTier(BlockPool& pool, int slots, double copy_seconds, int64_t attention_tokens)
-      : pool_(pool), slots_(slots), copy_seconds_(copy_seconds), attention_tokens_(attention_tokens) {}
   bool IsWorthCopying(int tokens) const;
   SlotRef Save(int32_t block, KvOps* ops);
   void Forget(uint64_t request);

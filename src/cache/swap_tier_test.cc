@@ -16,8 +16,7 @@ class SwapTierTest : public testing::Test {
     for (int i = 0; i < 4; ++i) blocks_.push_back(*pool_.Allocate());
   }
   std::unique_ptr<SwapTier> Open(int slots) {
-    return *SwapTier::Create(pool_, kSwapLayout, slots * kSwapLayout.total_bytes(),
-                             /*attention_tokens=*/1000);
+    return std::make_unique<SwapTier>(pool_, kSwapLayout, slots, /*attention_tokens=*/1000);
   }
   static TierQuery Of(uint64_t request, int indexed_blocks) {
     return {.request = request,
@@ -100,8 +99,9 @@ TEST_F(SwapTierTest, DoesNotCopyCheapTokensOrToAFullArea) {
 }
 
 TEST_F(SwapTierTest, RefusesABudgetBelowOneBlock) {
-  EXPECT_EQ(SwapTier::Create(pool_, kSwapLayout, kSwapLayout.total_bytes() - 1, 1).status().code(),
+  EXPECT_EQ(SwapTier::SlotsFor(kSwapLayout, kSwapLayout.total_bytes() - 1).status().code(),
             StatusCode::kResourceExhausted);
+  EXPECT_EQ(*SwapTier::SlotsFor(kSwapLayout, 3 * kSwapLayout.total_bytes() - 1), 2);
 }
 
 }  // namespace

@@ -9,9 +9,16 @@
 #include "base/check.h"
 
 namespace moesaic::cache {
+namespace {
 
-StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(BlockPool& pool, const RadixTree* tree,
-                                                     const KvLayout& layout, const WarmTierOptions& options) {
+int StepBlocks(const KvLayout& layout, int64_t bytes) {
+  return static_cast<int>(
+      std::clamp<int64_t>(bytes / layout.total_bytes(), 1, std::numeric_limits<int>::max()));
+}
+
+}  // namespace
+
+StatusOr<int> WarmTier::SlotsFor(const KvLayout& layout, const WarmTierOptions& options) {
   const WarmCodec codec(layout, options.exact);
   const int64_t each = codec.block_bytes() + kNodeBytes;
   const int64_t room = options.bytes - RootBytes("");
@@ -20,22 +27,19 @@ StatusOr<std::unique_ptr<WarmTier>> WarmTier::Create(BlockPool& pool, const Radi
         "the memory for warm KV blocks must be at least {} bytes, one block of {} tokens; found {}",
         each + RootBytes(""), kKvBlockTokens, options.bytes);
   }
-  constexpr int64_t kMax = std::numeric_limits<int>::max();
-  const auto step = std::clamp<int64_t>(options.step_bytes / layout.total_bytes(), 1, kMax);
-  return std::unique_ptr<WarmTier>(new WarmTier(
-      pool, tree, layout, options, static_cast<int>(std::min(room / each, kMax)), static_cast<int>(step)));
+  return static_cast<int>(std::min<int64_t>(room / each, std::numeric_limits<int>::max()));
 }
 
 WarmTier::WarmTier(BlockPool& pool, const RadixTree* tree, const KvLayout& layout,
-                   const WarmTierOptions& options, int slots, int step_blocks)
+                   const WarmTierOptions& options, int slots)
     : pool_(pool),
       tree_(tree),
       codec_(layout, options.exact),
       has_summaries_(layout.summary_bytes > 0),
       slots_(slots),
       bytes_(options.bytes),
-      step_blocks_(step_blocks),
-      left_(step_blocks) {
+      step_blocks_(StepBlocks(layout, options.step_bytes)),
+      left_(step_blocks_) {
   stats_.capacity_blocks = slots;
 }
 

@@ -33,10 +33,12 @@ struct WarmRun {
 
 class WarmTier : public KvTier {
  public:
-  /// Fails if `bytes` do not hold one block. `pool` and `tree` are borrowed; `tree` may be null in tests that
-  /// call Put themselves.
-  static StatusOr<std::unique_ptr<WarmTier>> Create(BlockPool& pool, const RadixTree* tree,
-                                                    const KvLayout& layout, const WarmTierOptions& options);
+  /// Returns the number of slots that fit `options.bytes`. ResourceExhausted if not even one fits.
+  static StatusOr<int> SlotsFor(const KvLayout& layout, const WarmTierOptions& options);
+
+  /// `pool` and `tree` are borrowed; `tree` may be null in tests that call Put themselves.
+  WarmTier(BlockPool& pool, const RadixTree* tree, const KvLayout& layout, const WarmTierOptions& options,
+           int slots);
 
   /// Returns whether restored blocks are bit-identical to those that were kept.
   bool exact() const { return codec_.exact(); }
@@ -83,8 +85,6 @@ class WarmTier : public KvTier {
   // Bytes of one block in the index and the list, with its tokens.
   static constexpr int64_t kNodeBytes = kKvBlockTokens * int64_t{sizeof(int32_t)} + 192;
 
-  WarmTier(BlockPool& pool, const RadixTree* tree, const KvLayout& layout, const WarmTierOptions& options,
-           int slots, int step_blocks);
   static int64_t RootBytes(std::string_view name);
   int64_t UsedBytes() const;
   void Locate(std::string_view name, Chain chain, bool before_last);

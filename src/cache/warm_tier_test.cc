@@ -172,12 +172,12 @@ class WarmTierTest : public testing::Test {
   };
   std::unique_ptr<Warm> Open(int blocks, int step_blocks = 1 << 20, bool exact = true) {
     auto warm = std::make_unique<Warm>();
-    auto tier = WarmTier::Create(warm->pool, nullptr, kWarmLayout,
-                                 {.bytes = blocks * (kWarmLayout.total_bytes() + 1024),
-                                  .exact = exact,
-                                  .step_bytes = step_blocks * kWarmLayout.total_bytes()});
-    EXPECT_TRUE(tier.ok()) << tier.status();
-    warm->tier = *std::move(tier);
+    const WarmTierOptions options = {.bytes = blocks * (kWarmLayout.total_bytes() + 1024),
+                                     .exact = exact,
+                                     .step_bytes = step_blocks * kWarmLayout.total_bytes()};
+    const StatusOr<int> slots = WarmTier::SlotsFor(kWarmLayout, options);
+    EXPECT_TRUE(slots.ok()) << slots.status();
+    warm->tier = std::make_unique<WarmTier>(warm->pool, nullptr, kWarmLayout, options, *slots);
     warm->store = *KvStore::Create(
         {.layout = kWarmLayout, .blocks = 2, .warm_slots = warm->tier->slots(), .warm_exact = exact},
         *threads_);
@@ -414,8 +414,7 @@ TEST_F(WarmTierTest, RandomTracesKeepTheStructure) {
 }
 
 TEST_F(WarmTierTest, RefusesABudgetBelowOneBlock) {
-  BlockPool pool(1);
-  EXPECT_THAT(Message(WarmTier::Create(pool, nullptr, kWarmLayout, {.bytes = 1000}).status()),
+  EXPECT_THAT(Message(WarmTier::SlotsFor(kWarmLayout, {.bytes = 1000}).status()),
               testing::HasSubstr("must be at least"));
 }
 

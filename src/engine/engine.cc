@@ -48,19 +48,19 @@ StatusOr<std::unique_ptr<ModelDrafter>> MakeModelDrafter(models::Model& model,
 
 // Creates all parts except the disk tier, whose files are identified by results of the model.
 StatusOr<KvCache> MakeKvCache(const models::ModelInfo& info, runtime::ThreadPool& threads,
-                              const tensor::KvLayout& layout, int blocks, const EngineOptions& options,
-                              int replica) {
+                              const tensor::KvLayout& layout, const RankCapacity& capacity,
+                              const EngineOptions& options, int replica) {
   KvCache kv;
-  kv.pool = std::make_unique<cache::BlockPool>(blocks);
-  kv.tree = std::make_unique<cache::RadixTree>(*kv.pool, PolicyOf(options, info, blocks),
+  kv.pool = std::make_unique<cache::BlockPool>(capacity.blocks);
+  kv.tree = std::make_unique<cache::RadixTree>(*kv.pool, PolicyOf(options, info, capacity.blocks),
                                                options.kv_observer.get());
-  ASSIGN_OR_RETURN(kv.tiers, cache::KvTiers::Create(*kv.pool, *kv.tree, layout,
-                                                    {.swap_bytes = options.swap_bytes,
-                                                     .attention_tokens = AttentionTokens(info),
-                                                     .warm_bytes = options.warm_bytes,
-                                                     .warm_exact = options.warm_exact,
-                                                     .warm_step_bytes = options.warm_step_bytes}));
-  kv.sizes = {.layout = layout, .blocks = blocks, .pageable_layers = info.own_layers.count};
+  const cache::KvTierOptions tiers = {.swap_bytes = options.swap_bytes,
+                                      .attention_tokens = AttentionTokens(info),
+                                      .warm_bytes = options.warm_bytes,
+                                      .warm_exact = options.warm_exact,
+                                      .warm_step_bytes = options.warm_step_bytes};
+  kv.tiers = std::make_unique<cache::KvTiers>(*kv.pool, *kv.tree, layout, tiers, capacity.slots);
+  kv.sizes = {.layout = layout, .blocks = capacity.blocks, .pageable_layers = info.own_layers.count};
   kv.tiers->AddSlots(&kv.sizes);
   if (replica == 0) {
     ASSIGN_OR_RETURN(kv.store, cache::KvStore::Create(kv.sizes, threads));
@@ -153,9 +153,12 @@ StatusOr<std::unique_ptr<ContinuousEngine>> MakeReplica(models::Model& model,
                                      .kv_bytes = options.kv_bytes,
                                      .max_sequences = options.max_sequences,
                                      .context = context,
-                                     .reserved_bytes = MoveBytes(info, options)};
-  ASSIGN_OR_RETURN(const int blocks, BlocksOfReplica(info, question, options, replica));
-  ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, blocks, options, replica));
+                                     .reserved_bytes = MoveBytes(info, options),
+                                     .swap_bytes = options.swap_bytes,
+                                     .warm_bytes = options.warm_bytes,
+                                     .warm_exact = options.warm_exact};
+  ASSIGN_OR_RETURN(const RankCapacity capacity, CapacityOfReplica(info, question, options, replica));
+  ASSIGN_OR_RETURN(KvCache kv, MakeKvCache(info, pool, layout, capacity, options, replica));
   ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
                    MakeExecutor(model, kernels, pool, kv.sizes, kv.store.get(), options, replica));
   if (lockstep != nullptr) executor = Lockstep::Add(lockstep, std::move(executor));

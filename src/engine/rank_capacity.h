@@ -1,7 +1,8 @@
-// Number of KV cache blocks for which every rank of a replica has memory.
+// Numbers of KV blocks, in the cache and its tiers, for which every rank of a replica has memory.
 #pragma once
 
 #include "base/status.h"
+#include "cache/kv_tiers.h"
 #include "comm/transport/transport.h"
 #include "engine/engine.h"
 #include "models/model.h"
@@ -9,7 +10,7 @@
 
 namespace moesaic::engine {
 
-/// Settings from which a rank computes the number of blocks for which it has memory.
+/// Settings from which a rank computes its capacity.
 struct CapacityQuestion {
   tensor::DType dtype{};
   bool key_summaries = false;
@@ -18,15 +19,23 @@ struct CapacityQuestion {
   int max_sequences = 0;
   int context = 0;
   int64_t reserved_bytes = 0;  // bytes that the cache leaves free
+  int64_t swap_bytes = 0, warm_bytes = 0;
+  bool warm_exact = false;
 };
 
-/// Returns the number of blocks that fit on a rank with this part of the cache. `local_ranks` ranks share its
-/// machine.
-StatusOr<int> BlocksOfRank(const models::KvSpec& kv, const CapacityQuestion& question, int local_ranks);
+/// Numbers of blocks that fit in the memory of a rank.
+struct RankCapacity {
+  int blocks = 0;
+  cache::KvTierSlots slots = {};
+};
 
-/// Called by the driver. Returns the minimum number of blocks over the ranks of `replica`, which are waiting
+/// Returns the capacity of a rank with this part of the cache. `local_ranks` ranks share its machine.
+StatusOr<RankCapacity> CapacityOfRank(const models::KvSpec& kv, const CapacityQuestion& question,
+                                      int local_ranks);
+
+/// Called by the driver. Returns the minimum of each number over the ranks of `replica`, which are waiting
 /// for commands. The rank with the largest part of a block, or with the least memory, determines it.
-StatusOr<int> BlocksOfReplica(const models::ModelInfo& info, const CapacityQuestion& question,
-                              const EngineOptions& options, int replica);
+StatusOr<RankCapacity> CapacityOfReplica(const models::ModelInfo& info, const CapacityQuestion& question,
+                                         const EngineOptions& options, int replica);
 
 }  // namespace moesaic::engine

@@ -36,7 +36,7 @@ enum class RankTag : uint32_t {
 
 /// First byte of a command of the driver.
 enum class RankCommand : char {
-  kCapacity = 'C',  ///< Computes the number of blocks that fit (CapacityQuestion).
+  kCapacity = 'C',  ///< Computes the numbers of blocks that fit (CapacityQuestion).
   kSetup = 'S',     ///< Creates the cache (RankSetup).
   kBatch = 'B',     ///< Runs a serialized StepBatch.
   kFetch = 'L',     ///< Sends logits of rows of the last batch.

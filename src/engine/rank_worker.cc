@@ -86,13 +86,13 @@ class RankWorker {
     MessageReader reader(body);
     const auto question = reader.Get<CapacityQuestion>();
     RETURN_IF_ERROR(reader.Finish());
-    const StatusOr<int> blocks = BlocksOfRank(model_.info().kv, question, local_ranks_);
+    const StatusOr<RankCapacity> capacity = CapacityOfRank(model_.info().kv, question, local_ranks_);
     MessageWriter reply;
-    reply.Put(blocks.status().code());
-    reply.PutText(Message(blocks.status()));
-    reply.Put(blocks.value_or(0));
+    reply.Put(capacity.status().code());
+    reply.PutText(Message(capacity.status()));
+    reply.Put(capacity.value_or(RankCapacity()));
     RETURN_IF_ERROR(SendMessage(job_, kDriverRank, RankTag::kReply, reply.bytes(), time_limit_s_));
-    return blocks.status();
+    return capacity.status();
   }
 
   Status SetUp(std::string_view body) {

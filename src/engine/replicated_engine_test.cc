@@ -180,6 +180,20 @@ TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaThatHoldsItsAnswer) {
   EXPECT_EQ(Drain(*engine_)[*id].tokens, Alone(request));
 }
 
+// Blocks of other ranks are larger than those of the driver's.
+TEST_F(UnequalReplicasTest, TiersTakeNoMoreMemoryThanTheyMayOnAnyRank) {
+  EngineOptions options = Options();
+  options.swap_bytes = 6 * kBlockBytes;
+  options.warm_bytes = 6 * (kBlockBytes + 1024);
+  options.warm_exact = true;
+  engine_ = Make(options);
+  const EngineStats stats = engine_->stats();
+  EXPECT_EQ(stats.swap_blocks, 6 + 4 + 4);
+  const int64_t large = (stats.warm.capacity_blocks - 6) / 2;  // of each other rank
+  EXPECT_LE(large * kBlockBytes * 3 / 2, options.warm_bytes);
+  EXPECT_GE(large, 4);
+}
+
 TEST_F(ReplicatedEngineTest, CancelledRequestsHoldNothing) {
   Engine& engine = Start();
   std::map<RequestId, Result> results;

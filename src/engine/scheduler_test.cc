@@ -41,8 +41,7 @@ class Story {
         tree_(pool_, cache::MakeLruPolicy(), nullptr),
         scheduler_(pool_, tree_, tiers_, options) {
     if (swap_blocks == 0) return;
-    swap_ = *cache::SwapTier::Create(pool_, kLayout, swap_blocks * kLayout.total_bytes(),
-                                     /*attention_tokens=*/1000);
+    swap_ = std::make_unique<cache::SwapTier>(pool_, kLayout, swap_blocks, /*attention_tokens=*/1000);
     swap_->SetCopyTokens(copy_tokens);
     tiers_.push_back(swap_.get());
   }

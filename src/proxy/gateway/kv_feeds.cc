@@ -183,7 +183,7 @@ class KvFeeds::Feed {
     return Open(ZMQ_DEALER, engine_.kv_replay, /*bind=*/false, &replay_);
   }
 
-  // Asks for no message until the replay socket answers, and then for everything: until then, the events that
+  // Requests no message until the replay socket answers, and then all of them. Until then, the events that
   // arrive stay in the index.
   void Probe() {
     const bool replays = replay_timer_.armed();  // for a gap

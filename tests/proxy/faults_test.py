@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Faults and slowness of engines, and limits of time. After each, every counter and slot of the proxy must return to zero."""
 import contextlib
+import signal
 import socket
 import threading
 import time
 
-from proxying import HOST, ProxyTest, main, pair, patient, raw, together, tokens, until
+from proxying import HOST, ProxyTest, main, pair, patient, raw, request, together, tokens, until
 
 
 @contextlib.contextmanager
@@ -263,6 +264,20 @@ class Engines(ProxyTest):
         until(lambda: proxy.complete(prompt=tokens(99, 64), max_tokens=1)[0] == 200
               and proxy.state()["engines"][0]["index"] == "exact" and proxy.state()["index"]["memberships"] >= 290, what=proxy.state)
         self.assertGreater(proxy.metric("moesaic_proxy_kv_gaps_total"), 0)
+
+    def test_recovers_the_index_of_an_engine_that_did_not_answer_for_long(self):
+        name = self.endpoint("asleep")
+        engine = self.mock("--kv-events", name, "--kv-replay", name + "-replay")
+        request(HOST, engine.port, "POST", "/v1/completions", {"model": "m", "prompt": tokens(5, 1600), "max_tokens": 1})
+        engine.process.send_signal(signal.SIGSTOP)
+        self.addCleanup(engine.process.send_signal, signal.SIGCONT)
+        proxy = self.proxy(f"engine {engine.url} kv_events={name} kv_replay={name}-replay; health off;")
+        until(lambda: proxy.state()["engines"][0]["index"] == "degraded", what=proxy.state)
+        engine.process.send_signal(signal.SIGCONT)
+        # It answers the question that was given up, and then the next one.
+        until(lambda: proxy.state()["engines"][0]["index"] == "exact", what=proxy.state)
+        self.assertGreaterEqual(proxy.state()["index"]["memberships"], 100)
+        self.assertIn(f"{name}-replay did not answer in time", proxy.log())
 
     def test_recovers_the_index_after_truncated_messages(self):
         name = self.endpoint("cut")

@@ -4,6 +4,7 @@
 #include <zmq.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,9 @@ namespace {
 constexpr int kHighWater = 100'000;
 constexpr size_t kBatch = 256;                 // messages of one turn of the event loop
 constexpr Nanos kReplayTimeout = 5 * kSecond;  // since the last reply
+// A replay that failed is tried again after the first delay, which doubles with every failure.
+constexpr Nanos kMinRetryDelay = 10 * kSecond, kMaxRetryDelay = 600 * kSecond;
+constexpr uint64_t kNoMessage = INT64_MAX;  // a replay from here has no messages
 constexpr Nanos kReopenDelay = kSecond;
 constexpr Nanos kWriterDelay = 2 * kMillisecond;  // while the writer is not ready
 
@@ -55,6 +59,7 @@ class KvFeeds::Feed {
         events_(*this, /*replay=*/false),
         replay_(*this, /*replay=*/true),
         replay_timer_(gateway.timers()),
+        retry_timer_(gateway.timers()),
         open_timer_(gateway.timers()) {
     Start();
   }
@@ -141,11 +146,14 @@ class KvFeeds::Feed {
 
   void AskReplay(uint64_t from) {
     if (replay_.socket_ == nullptr) return ReplayFailed();
+    SendReplay(from);
+    AwaitReply();
+    replay_.OnReadable();  // the descriptor signals changes only, and sending may have hidden one
+  }
+  void SendReplay(uint64_t from) {
     const std::string number = EncodeSequence(from);
     zmq_send(replay_.socket_, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
     zmq_send(replay_.socket_, number.data(), number.size(), ZMQ_DONTWAIT);
-    AwaitReply();
-    replay_.OnReadable();  // the descriptor signals changes only, and sending may have hidden one
   }
 
   void AwaitReply() {
@@ -159,6 +167,44 @@ class KvFeeds::Feed {
     }
     writer_.OnReplayFailed();
     gateway_.SweepSoon();
+    if (engine_.kv_replay.empty()) return;
+    gateway_.transport().Log(true,
+                             fmt::format("KV events of {}: {} did not answer in time; it is asked again",
+                                         engine_.instance.url, engine_.kv_replay));
+    OpenReplay();
+    retry_timer_.At(gateway_.now() + retry_delay_, [this] { Probe(); });
+    retry_delay_ = std::min(2 * retry_delay_, kMaxRetryDelay);
+  }
+
+  // A new socket gets no late answer to an earlier request.
+  bool OpenReplay() {
+    replay_.Close(gateway_.transport());
+    probing_ = false;
+    return Open(ZMQ_DEALER, engine_.kv_replay, /*bind=*/false, &replay_);
+  }
+
+  // Requests no message until the replay socket answers, and then all of them. Until then, the events that
+  // arrive stay in the index.
+  void Probe() {
+    const bool replays = replay_timer_.armed();  // for a gap
+    if (!replays && writer_.state() != IndexState::kDegraded) return;
+    if (!replays && OpenReplay()) {
+      probing_ = true;
+      SendReplay(kNoMessage);
+      replay_.OnReadable();
+    }
+    if (!retry_timer_.armed()) retry_timer_.At(gateway_.now() + kMinRetryDelay, [this] { Probe(); });
+  }
+
+  void Answered() {
+    if (!HoldsLease()) return gateway_.ScheduleSoon();
+    if (!IsWriterReady()) {
+      retry_timer_.At(gateway_.now() + kWriterDelay, [this] { Answered(); });
+      return;
+    }
+    const IndexWriter::Result result = writer_.Retry();
+    if (result.fenced) return gateway_.ScheduleSoon();
+    if (result.replay_from) AskReplay(*result.replay_from);
   }
 
   bool HoldsLease() const { return gateway_.state().lease().Holds(gateway_.lease()); }
@@ -214,7 +260,12 @@ class KvFeeds::Feed {
     if (!sequence.ok()) return Damaged(Message(sequence.status()));
     IndexWriter::Result result;
     if (*sequence == kReplayEnd) {
+      if (std::exchange(probing_, false)) {
+        retry_timer_.At(gateway_.now(), [this] { Answered(); });
+        return;
+      }
       replay_timer_.Cancel();
+      retry_delay_ = kMinRetryDelay;
       result = writer_.ApplyReplay(kReplayEnd, nullptr);
     } else {
       const StatusOr<KvBatch> batch = DecodeKvBatch(frames.back());
@@ -249,7 +300,9 @@ class KvFeeds::Feed {
   const uint32_t generation_;
   IndexWriter writer_;
   Socket events_, replay_;
-  Timer replay_timer_, open_timer_;
+  Timer replay_timer_, retry_timer_, open_timer_;
+  Nanos retry_delay_ = kMinRetryDelay;
+  bool probing_ = false;  // no answer to the question of Probe() has come
   bool fault_reported_ = false, block_size_reported_ = false;
 };
 

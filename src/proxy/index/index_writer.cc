@@ -203,6 +203,13 @@ void IndexWriter::OnReplayFailed() {
   SetState(IndexState::kDegraded);
 }
 
+IndexWriter::Result IndexWriter::Retry() {
+  const Turn turn(*this);
+  if (!turn.allowed()) return {.fenced = true};
+  if (state() != IndexState::kDegraded) return {};
+  return StartReplay(0);
+}
+
 void IndexWriter::LoseHistory() { index_.Clear(instance_); }
 
 void IndexWriter::Reset() {

@@ -62,6 +62,9 @@ class IndexWriter {
   void OnFeedFailed();
   /// Called when the replay socket does not exist or does not answer.
   void OnReplayFailed();
+  /// Called when a replay socket that did not answer does so again. Requests everything if the index is
+  /// DEGRADED.
+  Result Retry();
   /// Called when the engine was restarted. Forgets its blocks and accepts any number.
   void Reset();
 

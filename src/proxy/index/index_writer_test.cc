@@ -237,6 +237,23 @@ TEST_F(IndexWriterTest, DegradesWithoutAReplaySocket) {
   EXPECT_EQ(Matched(kPrompt, kBlock), 1U);
 }
 
+TEST_F(IndexWriterTest, AReplayThatFailedCanBeTriedAgain) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  EXPECT_EQ(writer.Begin().replay_from, 0U);
+  writer.OnReplayFailed();
+  EXPECT_TRUE(writer.Apply(2, batches[2]).applied);  // without its parents
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+  EXPECT_EQ(writer.Retry().replay_from, 0U);
+  for (uint64_t sequence = 0; sequence < 3; ++sequence) writer.ApplyReplay(sequence, &batches[sequence]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+  EXPECT_FALSE(writer.Retry().replay_from);  // there is no reason
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+}
+
 TEST_F(IndexWriterTest, IgnoresDuplicatesAndLateMessages) {
   const auto batches = ThreeStores();
   IndexWriter writer(state_, index_, 0);

@@ -119,7 +119,7 @@ struct ExpertMoveReport {
   uint64_t number = 0;  // 0: none
   MoveState state = MoveState::kNone;
   int64_t sent_bytes = 0;    // of weights, by this rank
-  double step_seconds = 0;   // of steps that this rank spent on the move
+  double step_seconds = 0;   // of processor time in steps that this rank spent on the move
   int rank = 0;              // of the job; set by the driver
   std::string failure = {};  // reason of kFailed
 };

@@ -152,9 +152,17 @@ Status FindPacked(const Checkpoint& checkpoint, const QuantGroup& group, LinearS
   ASSIGN_OR_RETURN(source->weight,
                    Part(checkpoint, module + ".weight_packed", {DType::kI32}, {source->out, words}));
   ASSIGN_OR_RETURN(source->scale, Scale(checkpoint, *source, module + ".weight_scale"));
-  ASSIGN_OR_RETURN(const TensorEntry* shape, Part(checkpoint, module + ".weight_shape", {DType::kI64}, {2}));
+  // compressed-tensors writes I64; Kimi-K2-Thinking has I32.
+  ASSIGN_OR_RETURN(const TensorEntry* shape,
+                   Part(checkpoint, module + ".weight_shape", {DType::kI64, DType::kI32}, {2}));
   std::array<int64_t, 2> stored{};
-  std::memcpy(stored.data(), shape->bytes.data(), sizeof(stored));
+  if (shape->dtype == DType::kI64) {
+    std::memcpy(stored.data(), shape->bytes.data(), sizeof(stored));
+  } else {
+    std::array<int32_t, 2> narrow{};
+    std::memcpy(narrow.data(), shape->bytes.data(), sizeof(narrow));
+    stored = {narrow[0], narrow[1]};
+  }
   if (stored[0] != source->out || stored[1] != source->in) {
     return InvalidArgument("{}: tensor {} must hold [{}, {}], found {}", shape->file, shape->name,
                            source->out, source->in, ListShape(stored));

@@ -243,6 +243,17 @@ TEST_F(LinearSourceTest, ReadsInt8Words) {
 }
 
 // Zero points are packed along the outputs: output 8 is the first nibble of the second word.
+// The checkpoint of Kimi-K2-Thinking.
+TEST_F(LinearSourceTest, ReadsShapesOf32Bits) {
+  SafetensorsMaker tensors;
+  tensors.Add<uint32_t>("m.weight_packed", "I32", {1, 1}, {0x98a98769});
+  tensors.Add<float>("m.weight_scale", "F32", {1, 1}, {1});
+  tensors.Add<int32_t>("m.weight_shape", "I32", {2}, {1, 8});
+  Open(Group(Int4(true, 8), "pack-quantized"), tensors);
+  EXPECT_EQ(*Read(1, 8), (std::vector<float>{1, -2, -1, 0, 1, 2, 0, 1}));
+  EXPECT_EQ(Fault(1, 7), "model.safetensors: tensor m.weight_shape must hold [1, 7], found [1, 8]");
+}
+
 TEST_F(LinearSourceTest, ReadsInt4ZeroPoints) {
   SafetensorsMaker tensors;
   tensors.Add<uint32_t>("m.weight_packed", "I32", {9, 1}, std::vector<uint32_t>(9, 0xf));

@@ -109,6 +109,55 @@ DecoderSpec ReadCommon(const nlohmann::json& config, ConfigReader& reader) {
                  "output_attentions",
                  "output_hidden_states",
                  "chunk_size_feed_forward"});
+  // Fields of every config that transformers 4 wrote in full, as that of Kimi-K2-Thinking: defaults of
+  // sampling, which generation_config.json replaces, and settings of training and of other tasks.
+  reader.Ignore({"bad_words_ids",
+                 "begin_suppress_tokens",
+                 "cross_attention_hidden_size",
+                 "decoder_start_token_id",
+                 "diversity_penalty",
+                 "do_sample",
+                 "early_stopping",
+                 "encoder_no_repeat_ngram_size",
+                 "exponential_decay_length_penalty",
+                 "finetuning_task",
+                 "forced_bos_token_id",
+                 "forced_eos_token_id",
+                 "id2label",
+                 "is_decoder",
+                 "label2id",
+                 "length_penalty",
+                 "max_length",
+                 "min_length",
+                 "no_repeat_ngram_size",
+                 "num_beam_groups",
+                 "num_beams",
+                 "num_return_sequences",
+                 "output_scores",
+                 "prefix",
+                 "problem_type",
+                 "pruned_heads",
+                 "remove_invalid_values",
+                 "repetition_penalty",
+                 "return_dict_in_generate",
+                 "sep_token_id",
+                 "suppress_tokens",
+                 "task_specific_params",
+                 "temperature",
+                 "tf_legacy_loss",
+                 "tie_encoder_decoder",
+                 "tokenizer_class",
+                 "top_k",
+                 "top_p",
+                 "torchscript",
+                 "typical_p",
+                 "unk_token_id",
+                 "use_bfloat16",
+                 // marks of a program that fine-tunes models
+                 "unsloth_fixed",
+                 "unsloth_version"});
+  reader.OnlyBool("is_encoder_decoder", false);
+  reader.OnlyBool("add_cross_attention", false);
   for (const auto& item : config.items()) {
     if (item.key().starts_with('_')) reader.Ignore({item.key()});
   }
@@ -189,9 +238,10 @@ double ReadRope(ConfigReader& reader, const std::string& file, int head_dim, Dec
   return found ? found->all_dim_scale : 1;
 }
 
-void ReadGroups(ConfigReader& reader, const std::string& experts_key, MoeSpec& moe) {
-  moe.groups = static_cast<int>(reader.IntOr("n_group", 1, 4096, 1));
-  moe.top_groups = static_cast<int>(reader.IntOr("topk_group", 1, 4096, 1));
+void ReadGroups(ConfigReader& reader, const std::string& experts_key, MoeSpec& moe, int default_groups,
+                int default_top_groups) {
+  moe.groups = static_cast<int>(reader.IntOr("n_group", 1, 4096, default_groups));
+  moe.top_groups = static_cast<int>(reader.IntOr("topk_group", 1, 4096, default_top_groups));
   if (moe.experts % moe.groups != 0) {
     reader.Fail(fmt::format("\"n_group\" is {}, which does not divide \"{}\", {}", moe.groups, experts_key,
                             moe.experts));

@@ -36,7 +36,8 @@ double ReadRope(checkpoint::ConfigReader& reader, const std::string& file, int h
                 std::optional<double> default_share = std::nullopt);
 
 /// Reads "n_group" and "topk_group" and checks them against spec.moe.experts.
-void ReadGroups(checkpoint::ConfigReader& reader, const std::string& experts_key, MoeSpec& moe);
+void ReadGroups(checkpoint::ConfigReader& reader, const std::string& experts_key, MoeSpec& moe,
+                int default_groups = 1, int default_top_groups = 1);
 
 /// Reads `top_k_key` and checks it against spec.moe.experts, which was read from `experts_key`. Call after
 /// ReadGroups.

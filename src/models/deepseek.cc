@@ -36,7 +36,7 @@ void ReadMla(ConfigReader& reader, const std::string& file, DecoderSpec& spec) {
   attention.latent_norm_eps = 1e-6F;
 }
 
-void ReadExperts(ConfigReader& reader, DecoderSpec& spec) {
+void ReadExperts(ConfigReader& reader, double default_scale, DecoderSpec& spec) {
   MoeSpec& moe = spec.moe;
   spec.intermediate = static_cast<int>(reader.Int("intermediate_size", 1, kMaxDim));
   moe.experts = static_cast<int>(reader.IntOr("n_routed_experts", 1, 65536, 0));
@@ -48,7 +48,7 @@ void ReadExperts(ConfigReader& reader, DecoderSpec& spec) {
   moe.intermediate = static_cast<int>(reader.Int("moe_intermediate_size", 1, kMaxDim));
   const int64_t shared = reader.IntOr("n_shared_experts", 0, 64, 0);
   moe.shared_intermediate = static_cast<int>(shared * moe.intermediate);
-  moe.scale = static_cast<float>(reader.NumberOr("routed_scaling_factor", 0, 1e6, 1));
+  moe.scale = static_cast<float>(reader.NumberOr("routed_scaling_factor", 0, 1e6, default_scale));
   if (reader.IntOr("moe_layer_freq", 1, 1024, 1) != 1) reader.Fail("\"moe_layer_freq\" must be 1");
   FirstLayersDense(first_dense, spec);
 }
@@ -60,7 +60,8 @@ StatusOr<DecoderSpec> DeepseekV2Spec(const nlohmann::json& config, const std::st
   DecoderSpec spec = ReadCommon(config, reader);
   ReadMla(reader, file, spec);
   spec.rope.interleaved = true;
-  ReadExperts(reader, spec);
+  reader.OnlyBool("mlp_bias", false);  // written by transformers
+  ReadExperts(reader, /*default_scale=*/1, spec);
   MoeSpec& moe = spec.moe;
   moe.scoring = RouteParams::Scoring::kSoftmax;
   moe.group_score = RouteParams::GroupScore::kMax;
@@ -83,7 +84,7 @@ StatusOr<DecoderSpec> DeepseekV3Spec(const nlohmann::json& config, const std::st
   DecoderSpec spec = ReadCommon(config, reader);
   ReadMla(reader, file, spec);
   spec.rope.interleaved = reader.BoolOr("rope_interleave", true);
-  ReadExperts(reader, spec);
+  ReadExperts(reader, /*default_scale=*/2.5, spec);  // defaults here are those of the release's config class
   MoeSpec& moe = spec.moe;
   moe.scoring = RouteParams::Scoring::kSigmoid;
   moe.group_score = RouteParams::GroupScore::kTopTwoSum;
@@ -91,7 +92,7 @@ StatusOr<DecoderSpec> DeepseekV3Spec(const nlohmann::json& config, const std::st
   moe.normalize = reader.BoolOr("norm_topk_prob", true);
   reader.OnlyString("scoring_func", {"sigmoid"});
   reader.OnlyString("topk_method", {"noaux_tc"});
-  ReadGroups(reader, "n_routed_experts", moe);
+  ReadGroups(reader, "n_routed_experts", moe, /*default_groups=*/8, /*default_top_groups=*/4);
   ReadTopK(reader, "num_experts_per_tok", "n_routed_experts", moe);
   spec.mtp_layers = static_cast<int>(reader.IntOr("num_nextn_predict_layers", 0, 64, 0));
   RETURN_IF_ERROR(reader.Finish());

@@ -1,5 +1,7 @@
 // Llama (arXiv 2302.13971, 2407.21783), SmolLM2 and Mistral (arXiv 2310.06825): grouped-query attention and
 // dense SwiGLU layers.
+#include <nlohmann/json.hpp>
+
 #include "models/architectures.h"
 #include "models/config_fields.h"
 
@@ -27,7 +29,10 @@ StatusOr<DecoderSpec> MistralSpec(const nlohmann::json& config, const std::strin
   ReadGqa(reader, spec, /*default_head_dim=*/0);
   ReadRope(reader, file, spec.attention.head_dim, spec);
   spec.intermediate = static_cast<int>(reader.Int("intermediate_size", 1, kMaxDim));
-  if (reader.Has("sliding_window")) reader.Fail("\"sliding_window\" must be null: attention is full");
+  constexpr int kDefaultWindow = 4096;  // of transformers, if the field is missing
+  if (reader.Has("sliding_window") || (!config.contains("sliding_window") && spec.context > kDefaultWindow)) {
+    reader.Fail("\"sliding_window\" must be null: attention is full");
+  }
   reader.Ignore({"sliding_window"});
   RETURN_IF_ERROR(reader.Finish());
   return spec;

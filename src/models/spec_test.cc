@@ -233,6 +233,39 @@ TEST(ModelInfoTest, CountsQwen3Moe) {
   EXPECT_EQ(info.kv.heads, 4);
 }
 
+TEST(DefaultsTest, MissingFieldsOfDeepseekV3HaveTheValuesOfItsConfigClass) {
+  json config = json::parse(kDeepseekV3);
+  for (const char* field : {"n_group", "topk_group", "routed_scaling_factor"}) config.erase(field);
+  const auto spec = SpecFromConfig(config, "config.json");
+  ASSERT_TRUE(spec.ok()) << Message(spec.status());
+  EXPECT_EQ(spec->moe.groups, 8);
+  EXPECT_EQ(spec->moe.top_groups, 4);
+  EXPECT_EQ(spec->moe.scale, 2.5F);
+}
+
+TEST(DefaultsTest, FieldsThatTransformersWritesAreAccepted) {
+  json v2 = Config("deepseek-v2-lite");
+  v2["mlp_bias"] = false;
+  EXPECT_TRUE(SpecFromConfig(v2, "config.json").ok());
+  json full = json::parse(kDeepseekV3);
+  full.merge_patch(json::parse(R"({"add_cross_attention": false, "diversity_penalty": 0.0, "do_sample": false,
+      "id2label": {"0": "LABEL_0"}, "is_encoder_decoder": false, "max_length": 20, "num_beams": 1,
+      "num_return_sequences": 1, "output_scores": false, "temperature": 1.0, "top_k": 50, "top_p": 1.0,
+      "torchscript": false, "typical_p": 1.0, "unsloth_fixed": true})"));
+  const auto spec = SpecFromConfig(full, "config.json");
+  EXPECT_TRUE(spec.ok()) << Message(spec.status());
+}
+
+TEST(DefaultsTest, MistralsMissingWindowIsNotFullAttention) {
+  json config = Config("llama-untied-f16");
+  config.merge_patch(json::parse(R"({"architectures": ["MistralForCausalLM"], "attention_bias": null,
+      "mlp_bias": null, "pretraining_tp": null, "max_position_embeddings": 32768})"));
+  EXPECT_EQ(Message(SpecFromConfig(config, "config.json").status()),
+            "config.json: \"sliding_window\" must be null: attention is full");
+  config["sliding_window"] = nullptr;
+  EXPECT_TRUE(SpecFromConfig(config, "config.json").ok());
+}
+
 TEST(TopKTest, OverridesTopKWithinExpertCount) {
   const json config = Config("qwen3-moe-norm-tied");
   auto spec = SpecFromConfig(config, "config.json");

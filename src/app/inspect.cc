@@ -31,7 +31,7 @@ struct InspectFlags {
 // Those below the model's context, and that context.
 constexpr int kUsualContexts[] = {4096, 16384, 32768, 131072};
 
-// The KV cache as the engine allocates it. No verb runs the MTP layers, which the spec counts.
+// The KV cache as the engine allocates it without --speculative. The spec also counts MTP layers.
 struct Cache {
   std::string dtype;
   int64_t block_bytes;

@@ -50,7 +50,7 @@ auto AskPlanner(const LayoutQuestion& question, const Ask& ask)
   ASSIGN_OR_RETURN(const comm::Topology topology, comm::Topology::Parse(text, question.topology));
   const double kv_bytes = question.kv_dtype == "f32" ? 4 : question.kv_dtype == "int8" ? 1 : 2;
   ASSIGN_OR_RETURN(const models::WorkOfRanks work,
-                   models::WorkOfRanks::Create(question.model, question.dtype, kv_bytes));
+                   models::WorkOfRanks::Create(question.model, question.dtype, kv_bytes, question.load_mtp));
   ASSIGN_OR_RETURN(const LayoutPlanner planner,
                    LayoutPlanner::Create(
                        topology, work.spec().hidden, FlopsType(topology, question.dtype),

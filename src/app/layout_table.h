@@ -14,7 +14,8 @@ namespace moesaic::app {
 struct LayoutQuestion {
   const checkpoint::Checkpoint& model;
   std::string dtype = "auto", kv_dtype = "auto";
-  std::string topology;  // file
+  std::string topology;   // file
+  bool load_mtp = false;  // count the weights of MTP modules
 };
 
 /// Returns the steps that the table predicts: decode of 8 sequences, by which layouts are ordered; decode of

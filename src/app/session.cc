@@ -93,6 +93,15 @@ std::string SpeculativeMethod(const ModelFlags& flags) {
   return flags.draft_model.empty() ? "off" : "draft";
 }
 
+namespace {
+
+bool LoadsMtp(const ModelFlags& flags) {
+  const std::string method = SpeculativeMethod(flags);
+  return engine::UsesMtp(method) || (method == "auto" && flags.draft_model.empty());
+}
+
+}  // namespace
+
 std::string DescribeWeights(const models::ModelInfo& info) {
   std::string text = fmt::format("{} weights, {}", info.weight_format, models::ToString(info.weights_from));
   if (info.numa_nodes > 1) {
@@ -250,8 +259,7 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   options.experts_per_token = flags.experts_per_token;
   options.placement = PlacementOf(flags.mmap);
   options.numa = NumaOf(flags.numa);
-  const std::string method = SpeculativeMethod(flags);
-  options.load_mtp = engine::UsesMtp(method) || (method == "auto" && flags.draft_model.empty());
+  options.load_mtp = LoadsMtp(flags);
   options.progress = [&progress, &flags](int64_t done, int64_t total) {
     progress.Show(done, total, FormatBytes(static_cast<double>(total)));
     return !Interrupted() && (flags.job == nullptr || flags.job->Failure().ok());
@@ -301,7 +309,8 @@ StatusOr<std::string> ChooseLayout(const checkpoint::Checkpoint& source, ModelFl
   ASSIGN_OR_RETURN(const auto predictions, PredictLayouts({.model = source,
                                                            .dtype = flags.dtype,
                                                            .kv_dtype = flags.kv_dtype,
-                                                           .topology = flags.ranks.topology}));
+                                                           .topology = flags.ranks.topology,
+                                                           .load_mtp = LoadsMtp(flags)}));
   const planner::LayoutPlanner::Prediction& best = predictions.front();
   if (!best.fits) {
     return ResourceExhausted("{}: no layout fits the devices' memory; the smallest part of a rank has {}",
@@ -323,7 +332,8 @@ StatusOr<std::string> ChooseLayers(const checkpoint::Checkpoint& source, ModelFl
   ASSIGN_OR_RETURN(flags.ranks.split, PredictSplit({.model = source,
                                                     .dtype = flags.dtype,
                                                     .kv_dtype = flags.kv_dtype,
-                                                    .topology = flags.ranks.topology},
+                                                    .topology = flags.ranks.topology,
+                                                    .load_mtp = LoadsMtp(flags)},
                                                    layout));
   ASSIGN_OR_RETURN(const parallel::Layout chosen, LayoutOf(flags.ranks));
   return fmt::format("--layer-split auto: {} for {}\n", chosen.Name(), flags.ranks.topology);

@@ -69,11 +69,12 @@ Status CheckDivisible(const checkpoint::Checkpoint& checkpoint, const std::strin
 }
 
 StatusOr<WorkOfRanks> WorkOfRanks::Create(const checkpoint::Checkpoint& checkpoint, const std::string& dtype,
-                                          double kv_element_bytes) {
+                                          double kv_element_bytes, bool load_mtp) {
   WorkOfRanks work;
   work.kv_element_bytes_ = kv_element_bytes;
   ASSIGN_OR_RETURN(work.spec_, SpecFromConfig(checkpoint.config(), ConfigFile(checkpoint)));
   ASSIGN_OR_RETURN(work.dtype_, ParseWeightDtype(dtype));
+  if (!load_mtp) work.spec_.mtp_layers = 0;
   work.shape_ = ShapeOf(work.spec_);
   if (checkpoint.tensors().empty()) return work;
   ASSIGN_OR_RETURN(const WeightPlan plan, PlanOf(checkpoint, work.dtype_, work.spec_));
@@ -87,12 +88,13 @@ StatusOr<WorkOfRanks> WorkOfRanks::Create(const checkpoint::Checkpoint& checkpoi
 
 StatusOr<parallel::RankWork> WorkOfRanks::Of(const parallel::Layout& layout, int rank) const {
   ASSIGN_OR_RETURN(const parallel::Shard shard, parallel::MakeShard(layout, rank, shape_));
-  const bool separate_head = SeparatesHead(dtype_) && formats_.empty();
+  const bool separate_head = formats_.empty() ? SeparatesHead(dtype_) : formats_.contains(kHead);
   parallel::RankWork work = {.layers = shard.layers.count,
                              .has_embedding = shard.has_embedding,
                              .has_head = shard.has_head,
                              .all_experts = spec_.moe.experts,
                              .top_k = spec_.moe.top_k};
+  double embedding_bytes = 0;
   for (const RegionDecl& decl : DeclareWeights(spec_, separate_head, shard)) {
     std::vector<tensor::PackedFormat> formats(decl.parts.size(), FormatFor(decl.precision, dtype_));
     if (!formats_.empty()) {
@@ -103,12 +105,12 @@ StatusOr<parallel::RankWork> WorkOfRanks::Of(const parallel::Layout& layout, int
       continue;
     }
     ASSIGN_OR_RETURN(const RegionPlan region, LayOut(decl, formats));
+    if (decl.name == kEmbedding) embedding_bytes = static_cast<double>(region.bytes);
     Count(region, decl.name == kHead, &work);
   }
   if (spec_.tied && shard.has_head && work.head_bytes == 0) {  // the embedding is the head
-    const double parameters = static_cast<double>(shard.vocab.count) * spec_.hidden;
-    work.head_bytes = 2 * parameters;
-    work.head_flops_per_row = 2 * parameters;
+    work.head_bytes = embedding_bytes;
+    work.head_flops_per_row = 2.0 * shard.vocab.count * spec_.hidden;
   }
   const KvSpec kv = KvOf(spec_, shard);
   work.kv_bytes_per_token =

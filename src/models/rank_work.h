@@ -21,9 +21,9 @@ Status CheckDivisible(const checkpoint::Checkpoint& checkpoint, const std::strin
 class WorkOfRanks {
  public:
   /// Formats are those in which `dtype` loads the checkpoint; a config without weights has bf16 ones for
-  /// "auto". `kv_element_bytes`: bytes of one value of the KV cache.
+  /// "auto". `kv_element_bytes`: bytes of one value of the KV cache. `load_mtp`: as in LoadOptions.
   static StatusOr<WorkOfRanks> Create(const checkpoint::Checkpoint& checkpoint, const std::string& dtype,
-                                      double kv_element_bytes);
+                                      double kv_element_bytes, bool load_mtp);
 
   const DecoderSpec& spec() const { return spec_; }
   /// InvalidArgument where the layout does not fit the model.

@@ -1,11 +1,12 @@
 #include "planner/layout_time.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "base/round.h"
@@ -43,16 +44,40 @@ int MostParts(const Layout& layout, const StepShape& shape) {
   return std::clamp(shape.rows() / parallel::kMinPartRows, 1, parallel::kPartsPerStage * stages);
 }
 
+// Everything that predictions read from a topology. Ranks with equal texts have equal times.
+std::string TextOf(const comm::Topology& topology) {
+  std::string text;
+  for (const comm::Group& group : topology.groups()) {
+    const comm::Link& link = group.link;
+    text += fmt::format("{}/{}/{}/{}/{}/{}/{}/{}/{};", group.parent, group.level, group.device_type,
+                        group.children.empty() ? group.ranks.front() : -1, group.port_bytes_per_s,
+                        link.latency_s, link.bytes_per_s, link.full_duplex, link.shared);
+  }
+  return text;
+}
+
 }  // namespace
+
+// The links between some ranks, and the times that were predicted for them.
+struct LayoutPlanner::Links {
+  explicit Links(const comm::Topology& ranks) : topology(ranks), sums(ranks) {}
+  comm::Topology topology;
+  comm::Planner sums;
+  std::map<int64_t, double> sum_seconds;                         // by count of elements
+  std::map<std::tuple<int, int, int>, double> exchange_seconds;  // by experts, top-k and tokens of a rank
+};
+
+struct LayoutPlanner::Known {
+  std::map<std::string, std::unique_ptr<Links>> links;  // by TextOf
+  std::map<std::array<int, 4>, ExpertUse> uses;         // by arguments of BusiestPart
+};
 
 struct LayoutPlanner::Stage {
   std::vector<int> ranks;   // of all replicas
   std::vector<int> shards;  // of the first replica
   RankWork work;
-  std::unique_ptr<comm::Planner> sums;            // null: one rank
-  mutable std::map<int64_t, double> sum_seconds;  // by count of elements
-  std::optional<comm::Topology> exchange;         // of the ranks that divide the experts, or none
-  mutable std::map<std::pair<int, int>, double> exchange_seconds;  // by tokens of the busiest rank, and mean
+  Links* sums = nullptr;      // of `shards`; null: one rank
+  Links* exchange = nullptr;  // of `ranks`, if they divide the experts
 };
 
 struct LayoutPlanner::StageTime {
@@ -74,6 +99,12 @@ LayoutPlanner::PartShape LayoutPlanner::PartOf(const Layout& layout, const StepS
   return part;
 }
 
+LayoutPlanner::LayoutPlanner(comm::Topology topology, int hidden, WorkOfRank work)
+    : topology_(std::move(topology)),
+      hidden_(hidden),
+      work_(std::move(work)),
+      known_(std::make_shared<Known>()) {}
+
 StatusOr<LayoutPlanner> LayoutPlanner::Create(comm::Topology topology, int hidden,
                                               const std::string& flops_type, WorkOfRank work) {
   LayoutPlanner planner(std::move(topology), hidden, std::move(work));
@@ -90,6 +121,20 @@ StatusOr<LayoutPlanner> LayoutPlanner::Create(comm::Topology topology, int hidde
   return planner;
 }
 
+// Most stages of a layout, and many layouts, have ranks on equal links.
+StatusOr<LayoutPlanner::Links*> LayoutPlanner::LinksOf(const std::vector<int>& ranks) const {
+  ASSIGN_OR_RETURN(const comm::Topology selected, topology_.Selected(ranks));
+  std::unique_ptr<Links>& links = known_->links[TextOf(selected)];
+  if (links == nullptr) links = std::make_unique<Links>(selected);
+  return links.get();
+}
+
+ExpertUse LayoutPlanner::UseOf(const RankWork& work, int parts, int rows) const {
+  const auto [known, added] = known_->uses.try_emplace({work.all_experts, work.top_k, parts, rows});
+  if (added) known->second = BusiestPart(work.all_experts, work.top_k, parts, rows);
+  return known->second;
+}
+
 StatusOr<std::vector<LayoutPlanner::Stage>> LayoutPlanner::Stages(const Layout& layout) const {
   std::vector<Stage> stages(layout.degrees().pipeline);
   for (int s = 0; s < layout.degrees().pipeline; ++s) {
@@ -99,11 +144,10 @@ StatusOr<std::vector<LayoutPlanner::Stage>> LayoutPlanner::Stages(const Layout& 
     stage.shards = layout.TensorGroup(first);
     ASSIGN_OR_RETURN(stage.work, work_(layout, first));
     if (layout.exchanges_tokens()) {
-      ASSIGN_OR_RETURN(stage.exchange, topology_.Selected(stage.ranks));
+      ASSIGN_OR_RETURN(stage.exchange, LinksOf(stage.ranks));
     }
     if (stage.shards.size() == 1) continue;
-    ASSIGN_OR_RETURN(comm::Topology part, topology_.Selected(stage.shards));
-    stage.sums = std::make_unique<comm::Planner>(std::move(part));
+    ASSIGN_OR_RETURN(stage.sums, LinksOf(stage.shards));
   }
   return stages;
 }
@@ -111,12 +155,12 @@ StatusOr<std::vector<LayoutPlanner::Stage>> LayoutPlanner::Stages(const Layout& 
 double LayoutPlanner::SumSeconds(const Stage& stage, double bytes) const {
   if (stage.sums == nullptr) return 0;
   const auto count = static_cast<int64_t>(bytes / kFloatBytes);
-  const auto [known, added] = stage.sum_seconds.emplace(count, 0);
+  const auto [known, added] = stage.sums->sum_seconds.emplace(count, 0);
   if (added) {
     const comm::PlanRequest request = {.collective = comm::Collective::kAllReduce,
                                        .ranks = static_cast<int>(stage.shards.size()),
                                        .count = count};
-    known->second = stage.sums->Compare(request, {}).front().seconds;
+    known->second = stage.sums->sums.Compare(request, {}).front().seconds;
   }
   return known->second;
 }
@@ -124,24 +168,27 @@ double LayoutPlanner::SumSeconds(const Stage& stage, double bytes) const {
 // Time in which the tokens of a layer travel to the ranks of their experts, and outputs travel back. The
 // simulation has `mean_tokens` on every rank. The `most_tokens` of the busiest rank pass its own port, too.
 double LayoutPlanner::ExchangeSeconds(const Stage& stage, int most_tokens, int mean_tokens) const {
-  if (!stage.exchange.has_value()) return 0;
-  const auto [known, added] = stage.exchange_seconds.emplace(std::pair(most_tokens, mean_tokens), 0);
-  if (!added) return known->second;
-  const int ranks = stage.exchange->ranks(), experts = stage.work.all_experts;
+  if (stage.exchange == nullptr) return 0;
+  const comm::Topology& links = stage.exchange->topology;
+  const int ranks = links.ranks(), experts = stage.work.all_experts;
   const comm::ExpertMap map = comm::ExpertMap::Even(experts, ranks);
-  comm::ExchangeOptions options;
-  options.dispatch_payload = options.combine_payload = comm::Payload::kF32;
-  const comm::ExchangeWorkload workload = {
-      .tokens_per_rank = mean_tokens, .k = stage.work.top_k, .hidden = hidden_};
-  const auto simulated = comm::EstimateExchange(*stage.exchange, map, workload, options);
+  const auto [simulated, added] =
+      stage.exchange->exchange_seconds.emplace(std::tuple(experts, stage.work.top_k, mean_tokens), 0);
+  if (added) {
+    comm::ExchangeOptions options;
+    options.dispatch_payload = options.combine_payload = comm::Payload::kF32;
+    const comm::ExchangeWorkload workload = {
+        .tokens_per_rank = mean_tokens, .k = stage.work.top_k, .hidden = hidden_};
+    const auto estimate = comm::EstimateExchange(links, map, workload, options);
+    if (estimate.ok()) simulated->second = estimate->dispatch_s + estimate->combine_s;
+  }
   double bandwidth = 0, hits = 0;
   for (int rank = 1; rank < ranks; ++rank) {
-    bandwidth = std::max(bandwidth, stage.exchange->Bandwidth(0, rank));
+    bandwidth = std::max(bandwidth, links.Bandwidth(0, rank));
     hits += comm::HitProbability(experts, map.local_experts(rank), stage.work.top_k);
   }
   const double port = 2 * most_tokens * hits * kFloatBytes * hidden_ / bandwidth;
-  known->second = std::max(port, simulated.ok() ? simulated->dispatch_s + simulated->combine_s : 0.0);
-  return known->second;
+  return std::max(port, simulated->second);
 }
 
 // `part` flows through the stage, and `use` is the use of experts by its rows.
@@ -180,7 +227,7 @@ StepTime LayoutPlanner::TimeOf(const Layout& layout, const std::vector<Stage>& s
   for (int parts = 1; parts <= MostParts(layout, OfReplica(shape, layout)); ++parts) {
     const PartShape part = PartOf(layout, shape, parts);
     const RankWork& any = stages.front().work;  // the router of the model
-    const ExpertUse use = BusiestPart(any.all_experts, any.top_k, layout.degrees().expert, part.all_rows);
+    const ExpertUse use = UseOf(any, layout.degrees().expert, part.all_rows);
     StepTime step = {.parts = parts};
     StageTime slowest;
     for (size_t s = 0; s < stages.size(); ++s) {
@@ -228,7 +275,7 @@ std::vector<double> LayoutPlanner::StageCosts(const Layout& layout, const std::v
                                               const StepShape& shape) const {
   constexpr double kMissing = 1e9;
   const RankWork& any = stages.front().work;
-  const ExpertUse use = BusiestPart(any.all_experts, any.top_k, layout.degrees().expert, shape.rows());
+  const ExpertUse use = UseOf(any, layout.degrees().expert, shape.rows());
   std::vector<double> costs;
   for (const Stage& stage : stages) {
     const double left = FreeBytes(stage);

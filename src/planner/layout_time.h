@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,8 @@ struct StepTime {
 /// largest.
 using WorkOfRank = std::function<StatusOr<parallel::RankWork>(const parallel::Layout& layout, int rank)>;
 
-/// Compares layouts. Rank i of a layout is rank i of the topology.
+/// Compares layouts. Rank i of a layout is rank i of the topology. Predicted times are kept and used again:
+/// calls must not overlap.
 class LayoutPlanner {
  public:
   /// `hidden`: elements of a hidden state. `flops_type`: name in DeviceType::flops ("bf16"). InvalidArgument
@@ -63,12 +65,15 @@ class LayoutPlanner {
   StatusOr<std::vector<Prediction>> Compare(const std::vector<StepShape>& shapes) const;
 
  private:
-  LayoutPlanner(comm::Topology topology, int hidden, WorkOfRank work)
-      : topology_(std::move(topology)), hidden_(hidden), work_(std::move(work)) {}
+  LayoutPlanner(comm::Topology topology, int hidden, WorkOfRank work);
+  struct Links;
+  struct Known;
   struct Stage;
   struct StageTime;
   struct PartShape;
   static PartShape PartOf(const parallel::Layout& layout, const StepShape& shape, int parts);
+  StatusOr<Links*> LinksOf(const std::vector<int>& ranks) const;
+  ExpertUse UseOf(const parallel::RankWork& work, int parts, int rows) const;
   StatusOr<std::vector<Stage>> Stages(const parallel::Layout& layout) const;
   StageTime TimeOf(const Stage& stage, const PartShape& part, const ExpertUse& use) const;
   std::vector<double> StageCosts(const parallel::Layout& layout, const std::vector<Stage>& stages,
@@ -85,6 +90,7 @@ class LayoutPlanner {
   int hidden_;
   WorkOfRank work_;
   std::vector<double> flops_;  // by rank
+  std::shared_ptr<Known> known_;
 };
 
 }  // namespace moesaic::planner

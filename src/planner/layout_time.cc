@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -307,6 +308,11 @@ StatusOr<parallel::Split> LayoutPlanner::BalanceLayers(const Layout& layout, con
     if (layers[from] == 1) break;
     parallel::Split best;
     std::vector<double> best_costs = costs;
+    // Of several stages that are equally slow, one is relieved after the other.
+    const auto longest_first = [](std::vector<double> of) {
+      std::ranges::sort(of, std::greater());
+      return of;
+    };
     for (size_t to = 0; to < stages; ++to) {
       if (to == from) continue;
       parallel::Split tried = split;
@@ -314,7 +320,7 @@ StatusOr<parallel::Split> LayoutPlanner::BalanceLayers(const Layout& layout, con
       --tried.layers[from];
       ++tried.layers[to];
       ASSIGN_OR_RETURN(std::vector<double> now, costs_of(tried, &ignored));
-      if (std::ranges::max(now) >= std::ranges::max(best_costs)) continue;
+      if (longest_first(now) >= longest_first(best_costs)) continue;
       best = std::move(tried);
       best_costs = std::move(now);
       improved = true;

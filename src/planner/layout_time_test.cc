@@ -137,8 +137,8 @@ TEST(LayoutPlanner, LayoutsWithReplicasAreComparedForModelsWithExperts) {
   EXPECT_EQ(SparsePlanner(4, 1e8).Compare(decode)->front().layout.degrees().tensor, 1);
 }
 
-// Two devices, of which the second reads its memory three times as fast.
-LayoutPlanner UnequalPlanner(double first_memory_gb) {
+// Slow devices, and as many that read their memory three times as fast.
+LayoutPlanner UnequalPlanner(double first_memory_gb, int of_each = 1) {
   const auto device = [](double rate, double memory) {
     return R"({"flops":{"bf16":1e13},"memory_gb_per_s":)" + std::to_string(rate) + R"(,"memory_gb":)" +
            std::to_string(memory) + "}";
@@ -146,7 +146,9 @@ LayoutPlanner UnequalPlanner(double first_memory_gb) {
   const std::string json = R"({"name":"test","source":"test","devices":{"slow":)" +
                            device(100, first_memory_gb) + R"(,"fast":)" + device(300, 100) +
                            R"(},"tree":{"level":"node","link":{"latency_us":1,"gb_per_s":10},)"
-                           R"("children":[{"device":"slow"},{"device":"fast"}]}})";
+                           R"("children":[{"count":)" + std::to_string(of_each) +
+                           R"(,"device":"slow"},{"count":)" + std::to_string(of_each) +
+                           R"(,"device":"fast"}]}})";
   const auto work = [](const Layout& layout, int rank) -> StatusOr<RankWork> {
     const std::vector<int>& split = layout.split().layers;
     const int layers = split.empty() ? 16 / layout.degrees().pipeline : split[layout.At(rank).stage];
@@ -160,6 +162,12 @@ TEST(LayoutPlanner, FasterDevicesGetMoreLayers) {
   ASSERT_TRUE(prediction.ok()) << Message(prediction.status());
   EXPECT_EQ(prediction->layout.split().layers, (std::vector<int>{4, 12}));
   EXPECT_NEAR(prediction->steps[0].interval, 4e9 / 1e11, 1e-4);
+}
+
+TEST(LayoutPlanner, EquallySlowDevicesAreRelievedOneAfterTheOther) {
+  const auto prediction = UnequalPlanner(100, 2).Predict({.pipeline = 4}, {{}});
+  ASSERT_TRUE(prediction.ok()) << Message(prediction.status());
+  EXPECT_EQ(prediction->layout.split().layers, (std::vector<int>{2, 2, 6, 6}));
 }
 
 TEST(LayoutPlanner, LayersFitTheMemoryOfTheirDevices) {

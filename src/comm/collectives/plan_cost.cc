@@ -214,18 +214,24 @@ double WireBytes(const Message& message, int element_bytes) {
 PlanCost EstimatePlan(const Plan& plan, const Topology& topology, const CostOptions& options) {
   struct Step {
     double latency = 0, local = 0;
-    std::map<int, double> bytes;  // by channel
+    std::vector<double> bytes;  // [channels]
+  };
+  struct Path {
+    double latency = -1;  // not looked up yet
+    std::vector<int> channels;
   };
   std::vector<Step> steps;
   PlanCost cost;
   cost.channel_bytes.resize(topology.channels().size(), 0);
-  std::map<std::pair<int, int>, std::pair<double, std::vector<int>>> paths;  // latency and channels by ranks
+  const auto ranks = static_cast<size_t>(plan.request.ranks);
+  std::vector<Path> paths(ranks * ranks);  // [from][to]
   for (int rank = 0; rank < plan.request.ranks; ++rank) {
     const Memory memory(topology, rank, options);
     for (const Stream& stream : plan.ranks[rank].streams) {
       for (const Round& round : stream.rounds) {
         if (static_cast<int>(steps.size()) <= round.step) steps.resize(round.step + 1);
         Step& step = steps[round.step];
+        step.bytes.resize(topology.channels().size(), 0);
         double local = memory.Seconds(round, plan.request.element_bytes) +
                        options.message_s * static_cast<double>(round.sends.size() + round.receives.size());
         for (const Message& message : round.receives) {
@@ -233,13 +239,13 @@ PlanCost EstimatePlan(const Plan& plan, const Topology& topology, const CostOpti
         }
         step.local = std::max(step.local, local);
         for (const Message& message : round.sends) {
-          auto [path, added] = paths.try_emplace({rank, message.peer});
-          if (added) {
-            path->second = {topology.Latency(rank, message.peer), topology.Path(rank, message.peer)};
+          Path& path = paths[rank * ranks + message.peer];
+          if (path.latency < 0) {
+            path = {topology.Latency(rank, message.peer), topology.Path(rank, message.peer)};
           }
-          step.latency = std::max(step.latency, path->second.first);
+          step.latency = std::max(step.latency, path.latency);
           const double bytes = WireBytes(message, plan.request.element_bytes);
-          for (const int channel : path->second.second) {
+          for (const int channel : path.channels) {
             step.bytes[channel] += bytes;
             cost.channel_bytes[channel] += bytes;
           }
@@ -249,8 +255,8 @@ PlanCost EstimatePlan(const Plan& plan, const Topology& topology, const CostOpti
   }
   for (const Step& step : steps) {
     double busiest = 0;
-    for (const auto& [channel, bytes] : step.bytes) {
-      busiest = std::max(busiest, bytes / topology.channels()[channel].bytes_per_s);
+    for (size_t channel = 0; channel < step.bytes.size(); ++channel) {
+      busiest = std::max(busiest, step.bytes[channel] / topology.channels()[channel].bytes_per_s);
     }
     cost.seconds += step.latency + step.local + busiest;
   }

@@ -47,7 +47,7 @@ Status CheckDense(const DecoderSpec& spec, const CarveOptions& options) {
   return OkStatus();
 }
 
-// Collects a layer's tensors. Values are converted at once, so that memory holds the output only.
+// Collects the tensors of the output, which memory holds until the end. Values are converted at once.
 class Output {
  public:
   explicit Output(bool f32) : dtype_(f32 ? DType::kF32 : DType::kBF16) {}

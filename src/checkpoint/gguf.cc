@@ -131,6 +131,11 @@ StatusOr<GgufMetadata::Value> ReadArray(Cursor& in) {
     return DataLoss("{}: an array of {} elements does not fit the {} bytes left", in.where(), count,
                     in.left());
   }
+  constexpr uint64_t kMaxElements = uint64_t{1}
+                                    << 24;  // tokenizers have fewer; an element takes up to 32 bytes
+  if (count > kMaxElements) {
+    return DataLoss("{}: an array of {} elements exceeds {}", in.where(), count, kMaxElements);
+  }
   if (type == kString) {
     std::vector<std::string> values(count);
     for (std::string& value : values) {

@@ -242,7 +242,6 @@ TEST_F(LinearSourceTest, ReadsInt8Words) {
   EXPECT_EQ(*Read(5, 1), (std::vector<float>{239, 223, 191, 127, 1}));
 }
 
-// Zero points are packed along the outputs: output 8 is the first nibble of the second word.
 // The checkpoint of Kimi-K2-Thinking.
 TEST_F(LinearSourceTest, ReadsShapesOf32Bits) {
   SafetensorsMaker tensors;
@@ -254,6 +253,7 @@ TEST_F(LinearSourceTest, ReadsShapesOf32Bits) {
   EXPECT_EQ(Fault(1, 7), "model.safetensors: tensor m.weight_shape must hold [1, 7], found [1, 8]");
 }
 
+// Zero points are packed along the outputs: output 8 is the first nibble of the second word.
 TEST_F(LinearSourceTest, ReadsInt4ZeroPoints) {
   SafetensorsMaker tensors;
   tensors.Add<uint32_t>("m.weight_packed", "I32", {9, 1}, std::vector<uint32_t>(9, 0xf));

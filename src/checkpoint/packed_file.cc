@@ -242,6 +242,10 @@ StatusOr<std::unique_ptr<PackedWriter>> PackedWriter::Create(
   ASSIGN_OR_RETURN(const std::string header, MakeHeader(regions, metadata));
   ASSIGN_OR_RETURN(std::unique_ptr<runtime::AtomicFile> file, runtime::AtomicFile::Create(path));
   const uint64_t length = header.size();
+  // A full disk is found before hours of work.
+  int64_t bytes = static_cast<int64_t>(sizeof(length) + length);
+  for (const PackedRegion& region : regions) bytes += static_cast<int64_t>(region.bytes);
+  RETURN_IF_ERROR(file->Reserve(bytes));
   RETURN_IF_ERROR(file->Write(&length, sizeof(length)));
   RETURN_IF_ERROR(file->Write(header.data(), header.size()));
   return std::unique_ptr<PackedWriter>(std::make_unique<FileWriter>(std::move(file), std::move(regions)));

@@ -14,7 +14,8 @@ TEST(WorkOfRanksTest, OneRankHasTheWeightsThatAreLoaded) {
       const auto checkpoint =
           checkpoint::Checkpoint::Open(std::string(MOESAIC_SOURCE_DIR) + "/tests/golden/" + name);
       ASSERT_TRUE(checkpoint.ok()) << Message(checkpoint.status());
-      const auto work = WorkOfRanks::Create(**checkpoint, dtype, /*kv_element_bytes=*/2);
+      const auto work = WorkOfRanks::Create(**checkpoint, dtype, /*kv_element_bytes=*/2,
+                                            /*load_mtp=*/true);
       ASSERT_TRUE(work.ok()) << Message(work.status());
       const auto rank = work->Of(parallel::Layout(), 0);
       ASSERT_TRUE(rank.ok()) << Message(rank.status());

@@ -146,9 +146,9 @@ LayoutPlanner UnequalPlanner(double first_memory_gb, int of_each = 1) {
   const std::string json = R"({"name":"test","source":"test","devices":{"slow":)" +
                            device(100, first_memory_gb) + R"(,"fast":)" + device(300, 100) +
                            R"(},"tree":{"level":"node","link":{"latency_us":1,"gb_per_s":10},)"
-                           R"("children":[{"count":)" + std::to_string(of_each) +
-                           R"(,"device":"slow"},{"count":)" + std::to_string(of_each) +
-                           R"(,"device":"fast"}]}})";
+                           R"("children":[{"count":)" +
+                           std::to_string(of_each) + R"(,"device":"slow"},{"count":)" +
+                           std::to_string(of_each) + R"(,"device":"fast"}]}})";
   const auto work = [](const Layout& layout, int rank) -> StatusOr<RankWork> {
     const std::vector<int>& split = layout.split().layers;
     const int layers = split.empty() ? 16 / layout.degrees().pipeline : split[layout.At(rank).stage];

@@ -1,5 +1,6 @@
 #include "runtime/atomic_file.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,6 +58,14 @@ AtomicFile::~AtomicFile() {
 Status AtomicFile::Write(const void* data, size_t bytes) {
   if (std::fwrite(data, 1, bytes, file_) == bytes) return OkStatus();
   return IoError("{}: writing failed: {}", path_, std::strerror(errno));
+}
+
+Status AtomicFile::Reserve(int64_t bytes) {
+  if (fallocate(fileno(file_), FALLOC_FL_KEEP_SIZE, 0, bytes) == 0) return OkStatus();
+  if (errno == ENOSPC || errno == EFBIG || errno == EDQUOT) {
+    return ResourceExhausted("{}: there is no room for {} bytes: {}", path_, bytes, std::strerror(errno));
+  }
+  return OkStatus();  // the file system does not reserve
 }
 
 Status AtomicFile::Commit() {

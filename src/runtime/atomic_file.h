@@ -20,6 +20,8 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
+  /// Reserves room for the whole file, where the file system can. ResourceExhausted if there is too little.
+  Status Reserve(int64_t bytes);
   Status Write(const void* data, size_t bytes);
   /// Syncs the file, renames it and syncs the folder: afterwards the file survives a power failure.
   Status Commit();

@@ -59,6 +59,21 @@ TEST_F(AtomicFileTest, AppearsOnlyOnCommit) {
 }
 
 // /dev/null must still be a device after a root user has written results to it.
+TEST_F(AtomicFileTest, ReservesRoomWhereThereIsSome) {
+  {
+    const auto file = *AtomicFile::Create(Path("a"));
+    EXPECT_EQ(file->Reserve(1 << 20), OkStatus());
+    EXPECT_EQ(file->Write("x", 1), OkStatus());
+    EXPECT_EQ(file->Commit(), OkStatus());
+    EXPECT_EQ(std::filesystem::file_size(Path("a")), 1U);
+    const auto large = *AtomicFile::Create(Path("b"));
+    const Status status = large->Reserve(int64_t{1} << 60);
+    if (status.ok()) GTEST_SKIP() << "the file system does not reserve";
+    EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  }
+  EXPECT_THAT(Names(), ElementsAre("a"));
+}
+
 TEST_F(AtomicFileTest, ReplacesRegularFilesOnly) {
   std::filesystem::create_directory(Path("folder"));
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0666), 0);

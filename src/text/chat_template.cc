@@ -88,9 +88,10 @@ StatusOr<ChatTemplate> ChatTemplate::FromConfig(std::string_view tokenizer_confi
 
 StatusOr<ChatTemplate> ChatTemplate::FromFolder(const std::filesystem::path& folder) {
   std::string config = "{}";
-  if (StatusOr<std::string> bytes = ReadFile(folder / "tokenizer_config.json"); bytes.ok()) config = *bytes;
+  ASSIGN_OR_RETURN(config, ReadIfThere(folder / "tokenizer_config.json", config));
   StatusOr<std::string> source = ReadFile(folder / "chat_template.jinja");
   if (!source.ok()) {
+    if (source.status().code() != StatusCode::kNotFound) return source.status();
     if (StatusOr<std::string> file = ReadFile(folder / "chat_template.json"); file.ok()) {
       const Json json = Json::parse(*file, nullptr, false);
       if (!json.is_object() || !json.contains("chat_template") || !json["chat_template"].is_string()) {
@@ -104,6 +105,11 @@ StatusOr<ChatTemplate> ChatTemplate::FromFolder(const std::filesystem::path& fol
   if (source.ok()) {
     ASSIGN_OR_RETURN(const TokenizerConfig parsed, TokenizerConfig::Parse(config));
     for (const auto& [role, text] : parsed.roles) made->SetToken(role, text);
+    ASSIGN_OR_RETURN(const std::string tools,
+                     ReadIfThere(folder / "additional_chat_templates" / "tool_use.jinja", ""));
+    if (!tools.empty()) {
+      ASSIGN_OR_RETURN(made->tool_use_, Compile<Compiled>(tools));
+    }
   }
   return made;
 }

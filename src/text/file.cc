@@ -19,4 +19,10 @@ StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
   return text;
 }
 
+StatusOr<std::string> ReadIfThere(const std::filesystem::path& path, std::string otherwise) {
+  StatusOr<std::string> bytes = ReadFile(path);
+  if (!bytes.ok() && bytes.status().code() == StatusCode::kNotFound) return otherwise;
+  return bytes;
+}
+
 }  // namespace moesaic::text

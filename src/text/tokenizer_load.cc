@@ -19,13 +19,19 @@ std::optional<SpecialToken> Role(const Tokenizer::Impl& impl, const TokenizerCon
   return SpecialToken{id, found->second};
 }
 
+/// Llama's classes make their own post-processor, whatever the tokenizer.json has. DeepSeek's has only
+/// ByteLevel.
+bool IsLlama(const TokenizerConfig& config) {
+  return config.tokenizer_class == "LlamaTokenizerFast" || config.tokenizer_class == "LlamaTokenizer";
+}
+
 /// Returns whether the config determines BOS and EOS around a text, overriding the tokenizer.json.
-/// `transformers` does so only for its general class; classes of particular models have it in their
-/// tokenizer.json.
+/// `transformers` does so for its general class and Llama's; other classes have it in their tokenizer.json.
 bool ConfigWraps(const TokenizerConfig& config, std::string_view tokenizer_json) {
   if (!config.add_bos && !config.add_eos) return false;
   const std::string& name = config.tokenizer_class;
   if (name.empty() || name == "PreTrainedTokenizerFast" || name == "TokenizersBackend") return true;
+  if (IsLlama(config)) return true;
   // Without a post-processor in the file, the config determines it.
   const size_t at = tokenizer_json.find("\"post_processor\"");
   const size_t value = tokenizer_json.find_first_not_of(" \t\r\n:", at + 16);
@@ -74,7 +80,7 @@ StatusOr<Tokenizer> Tokenizer::FromTiktoken(std::string_view ranks, std::string_
 
 StatusOr<Tokenizer> Tokenizer::FromFolder(const std::filesystem::path& folder) {
   std::string config;
-  if (StatusOr<std::string> bytes = ReadFile(folder / "tokenizer_config.json"); bytes.ok()) config = *bytes;
+  ASSIGN_OR_RETURN(config, ReadIfThere(folder / "tokenizer_config.json", config));
   StatusOr<Tokenizer> made = NotFound("no tokenizer.json, tiktoken.model or *.tiktoken");
   if (StatusOr<std::string> json = ReadFile(folder / "tokenizer.json"); json.ok()) {
     made = FromJson(*json, config);

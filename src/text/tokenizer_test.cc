@@ -77,6 +77,7 @@ TEST(TokenizerGoldens, MatchDeepSeekV3) {
   StatusOr<Tokenizer> tokenizer = LoadHf("deepseek-v3");
   ASSERT_TRUE(tokenizer.ok()) << Message(tokenizer.status());
   CompareGoldens(*tokenizer, "deepseek_v3", true);
+  EXPECT_EQ(*tokenizer->Encode("Who are you?", true), (std::vector<int32_t>{0, 18387, 477, 440, 33}));
 }
 
 TEST(TokenizerGoldens, MatchSmolLm2FromGguf) {
@@ -397,6 +398,21 @@ TEST(GgufVocab, ErrorNamesInvalidEntry) {
   EXPECT_THAT(message([](GgufVocab* v) { v->merges = {"a"}; }), HasSubstr("not two tokens"));
   EXPECT_THAT(message([](GgufVocab* v) { v->merges = {"a x"}; }), HasSubstr("joins an unknown token"));
   EXPECT_THAT(message([](GgufVocab* v) { v->model = "llama"; }), HasSubstr("scores has 0"));
+}
+
+// As DeepSeek's folders: transformers gives texts a BOS, and so do our GGUF files of the same models.
+TEST(TokenizerConfig, LlamaClassesAddBosWhateverTheFileHas) {
+  const char* byte_level =
+      R"({"type":"ByteLevel","add_prefix_space":true,"trim_offsets":false,"use_regex":true})";
+  for (const char* name : {"LlamaTokenizer", "LlamaTokenizerFast"}) {
+    const std::string config =
+        R"({"bos_token":"<s>","add_bos_token":true,"add_eos_token":false,"tokenizer_class":")" +
+        std::string(name) + "\"}";
+    StatusOr<Tokenizer> tokenizer = Tokenizer::FromJson(TinyJson(byte_level), config);
+    ASSERT_TRUE(tokenizer.ok()) << Message(tokenizer.status());
+    EXPECT_EQ(*tokenizer->Encode("ab", true), (std::vector<int32_t>{3, 2}));
+    EXPECT_EQ(*tokenizer->Encode("ab", false), (std::vector<int32_t>{2}));
+  }
 }
 
 }  // namespace

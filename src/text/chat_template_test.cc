@@ -91,6 +91,7 @@ TEST(ChatTemplate, ComputesWithPythonValues) {
       {"t", true}, {"n", nullptr}, {"s", "it's"}, {"l", {1, 2.0, "x"}}, {"d", {{"a", 1}, {"items", 2}}}};
   const Case cases[] = {
       {"{{ t }} {{ n }} {{ t ~ n }}", "True None TrueNone"},
+      {"{{ ' a  b c '.split(none, 1) }} {{ ' a b  c '.rsplit(none, 1) }}", "['a', 'b c '] [' a b', 'c']"},
       {"{{ l }} {{ d }}", "[1, 2.0, 'x'] {'a': 1, 'items': 2}"},
       {"{{ [s, 'a\"b'] }}", "[\"it's\", 'a\"b']"},
       {"{{ (1,) }} {{ () }} {{ (1, 2) }}", "(1,) () (1, 2)"},

@@ -79,7 +79,11 @@ JsonValueScan::Step CallObjectScan::Take(char c) {
         break;
       }
       if (value_.empty() && IsSpace(c)) break;
-      if (value_.empty()) streams_ = (key_ == "arguments" || key_ == "parameters") && c != '"';
+      if (value_.empty()) {
+        const bool arguments = key_ == "arguments" || key_ == "parameters";
+        argued_ |= arguments;
+        streams_ = arguments && c != '"';
+      }
       value_ += c;
       if (streams_) arguments_ += c;
       break;

@@ -27,6 +27,8 @@ class CallObjectScan {
   JsonValueScan::Step Take(char c);
   const std::string& name() const { return name_; }
   bool named() const { return named_; }
+  /// Returns true once "arguments" or "parameters" has begun.
+  bool argued() const { return argued_; }
   /// Returns the text of the arguments received since the last call. String-valued arguments are returned
   /// whole and unquoted once they are complete.
   std::string TakeArguments();
@@ -40,7 +42,7 @@ class CallObjectScan {
   Position position_ = Position::kBefore;
   std::string key_, value_;
   std::string name_, arguments_;
-  bool named_ = false;
+  bool named_ = false, argued_ = false;
   bool streams_ = false;  // the current value is the arguments' and not a string
 };
 

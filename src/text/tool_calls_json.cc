@@ -245,7 +245,8 @@ bool JsonCallParser::StepObject(ToolDelta* delta) {
   }
   raw_.append(held_, 0, taken);
   held_.erase(0, taken);
-  if (object_.named()) {
+  // Without a marker, an object that only has a "name" may be any JSON.
+  if (object_.named() && (object_.argued() || !format_.starts_bare)) {
     std::string name = named_ ? "" : object_.name();
     Emit(delta, std::move(name), "", object_.TakeArguments());
   }

@@ -357,5 +357,49 @@ TEST(Reasoning, DetectsOpenReasoningInPrompt) {
   EXPECT_FALSE(EndsInReasoning(ReasoningFormat::kNone, "<think>"));
 }
 
+// The text of a parameter that may be a string is not read as a number or a boolean.
+TEST(ToolCalls, TypesThatMayBeStringsKeepTheirText) {
+  struct Case {
+    const char *schema, *written, *arguments;
+  };
+  for (const Case& c :
+       {Case{R"({"anyOf": [{"type": "string"}, {"type": "null"}]})", "90210", R"({"x": "90210"})"},
+        Case{R"({"type": ["string", "null"]})", "true", R"({"x": "true"})"},
+        Case{R"({"type": ["string", "null"]})", "None", R"({"x": null})"},
+        Case{R"({"enum": ["1", "2"]})", "1", R"({"x": "1"})"},
+        Case{R"({"$ref": "#/$defs/zip"})", "90210", R"({"x": "90210"})"},
+        Case{R"({"anyOf": [{"type": "string"}, {"type": "integer"}]})", "7", R"({"x": 7})"},
+        Case{R"({"type": "string"})", "None", R"({"x": "None"})"}, Case{"{}", "7", R"({"x": 7})"}}) {
+    const std::string tools =
+        R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", )"
+        R"("$defs": {"zip": {"type": "string"}}, "properties": {"x": )" +
+        std::string(c.schema) + "}}}}]";
+    const std::string text = "<tool_call>\n<function=f>\n<parameter=x>\n" + std::string(c.written) +
+                             "\n</parameter>\n</function>\n</tool_call>";
+    const Parsed parsed = Parse(ToolFormat::kQwen3Coder, text, 3, tools);
+    ASSERT_EQ(parsed.calls.size(), 1U) << c.schema;
+    EXPECT_EQ(parsed.calls[0]["arguments"], c.arguments) << c.schema;
+  }
+}
+
+TEST(ToolCalls, CallsCutOffInTheFirstArgumentAreNotComplete) {
+  for (const char* text :
+       {"<tool_call><function=f><parameter=x", "<tool_call><function=f><parameter=x>\nlong"}) {
+    const Parsed parsed = Parse(ToolFormat::kQwen3Coder, text, 2);
+    ASSERT_EQ(parsed.calls.size(), 1U);
+    EXPECT_EQ(parsed.calls[0]["arguments"], "{");
+  }
+}
+
+TEST(ToolCalls, BareObjectsWithoutParametersAreContent) {
+  for (const std::string text : {R"({"name": "Bob", "age": 20})", R"({"age": 20, "name": "Bob"})"}) {
+    for (const size_t size : {size_t{1}, size_t{100}}) {
+      const Parsed parsed = Parse(ToolFormat::kLlama3, text, size);
+      EXPECT_EQ(parsed.calls.size(), 0U);
+      EXPECT_EQ(parsed.content, text);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic::text

@@ -1,5 +1,6 @@
 #include "text/tool_calls_xml.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -21,14 +22,60 @@ std::string Unwrapped(std::string_view text) {
   return std::string(text);
 }
 
-// Returns the type named by a parameter's schema; empty if it names none or several.
-std::string TypeOf(const Json& schema) {
-  const auto type = schema.is_object() ? schema.find("type") : schema.end();
-  return schema.is_object() && type != schema.end() && type->is_string() ? type->get<std::string>() : "";
+const char* TypeName(const Json& value) {
+  if (value.is_string()) return "string";
+  if (value.is_boolean()) return "boolean";
+  if (value.is_number_integer()) return "integer";
+  if (value.is_number()) return "number";
+  if (value.is_null()) return "null";
+  return value.is_array() ? "array" : "object";
 }
 
-std::map<std::string, std::map<std::string, std::string>> ReadTypes(std::string_view tools_json) {
-  std::map<std::string, std::map<std::string, std::string>> types;
+bool AddTypes(const Json& schema, const Json& root, int depth, std::set<std::string>* types);
+
+// Adds the types of the schema that a "$ref" names.
+bool AddReferenced(const std::string& reference, const Json& root, int depth, std::set<std::string>* types) {
+  if (!reference.starts_with("#/") || reference.find('%') != std::string::npos) return false;
+  try {
+    const Json::json_pointer pointer(reference.substr(1));
+    return root.contains(pointer) && AddTypes(root[pointer], root, depth + 1, types);
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
+// Adds the types that a parameter's schema allows. Returns false if it may allow others, too.
+bool AddTypes(const Json& schema, const Json& root, int depth, std::set<std::string>* types) {
+  constexpr int kMaxDepth = 16;
+  if (!schema.is_object() || depth > kMaxDepth) return false;
+  if (const auto type = schema.find("type"); type != schema.end()) {
+    for (const Json& one : type->is_array() ? *type : Json::array({*type})) {
+      if (!one.is_string()) return false;
+      types->insert(one.get<std::string>());
+    }
+    return true;
+  }
+  if (const auto value = schema.find("const"); value != schema.end()) {
+    types->insert(TypeName(*value));
+    return true;
+  }
+  if (const auto values = schema.find("enum"); values != schema.end() && values->is_array()) {
+    for (const Json& value : *values) types->insert(TypeName(value));
+    return true;
+  }
+  for (const char* several : {"anyOf", "oneOf"}) {
+    const auto schemas = schema.find(several);
+    if (schemas == schema.end() || !schemas->is_array()) continue;
+    return std::ranges::all_of(*schemas,
+                               [&](const Json& one) { return AddTypes(one, root, depth + 1, types); });
+  }
+  const auto reference = schema.find("$ref");
+  return reference != schema.end() && reference->is_string() &&
+         AddReferenced(reference->get<std::string>(), root, depth, types);
+}
+
+std::map<std::string, std::map<std::string, std::set<std::string>>> ReadTypes(std::string_view tools_json) {
+  std::map<std::string, std::map<std::string, std::set<std::string>>> types;
   const Json tools = Json::parse(tools_json, nullptr, /*allow_exceptions=*/false);
   if (!tools.is_array()) return types;
   for (const Json& tool : tools) {
@@ -39,7 +86,10 @@ std::map<std::string, std::map<std::string, std::string>> ReadTypes(std::string_
     if (!parameters.is_object() || !parameters.contains("properties")) continue;
     const Json& properties = parameters["properties"];
     if (!properties.is_object()) continue;
-    for (const auto& [key, schema] : properties.items()) types[function["name"]][key] = TypeOf(schema);
+    for (const auto& [key, schema] : properties.items()) {
+      std::set<std::string> allowed;
+      if (AddTypes(schema, parameters, 0, &allowed)) types[function["name"]][key] = std::move(allowed);
+    }
   }
   return types;
 }
@@ -78,8 +128,10 @@ void XmlCallParser::Finish(ToolDelta* delta) {
     if (!called_ || held_.find_first_not_of(kSpace) != std::string::npos) delta->content += held_;
   } else if (state_ == State::kName) {
     delta->content += raw_ + held_;
+  } else if (state_ == State::kCall && parameters_ == 0) {
+    Arguments(delta, "{}");  // the model may have left out the closing marks
   } else if (state_ != State::kSection && parameters_ == 0) {
-    Arguments(delta, "{}");  // truncated before the first one was complete
+    Arguments(delta, "{");  // truncated in the first one: not a call without arguments
   }
   held_.clear();
 }
@@ -186,16 +238,21 @@ bool XmlCallParser::StepValue(ToolDelta* delta) {
 std::string XmlCallParser::ValueJson(const std::string& text) const {
   if (format_.typed_keys) return is_string_ || !Json::accept(text) ? Quoted(text) : text;
   const std::string value = Unwrapped(text);
-  std::string type;
+  std::set<std::string> types;
   if (const auto tool = types_.find(name_); tool != types_.end()) {
-    if (const auto found = tool->second.find(key_); found != tool->second.end()) type = found->second;
+    if (const auto found = tool->second.find(key_); found != tool->second.end()) types = found->second;
   }
-  if (type == "string") return Quoted(value);
+  if (types.size() == 1 && types.contains("string")) return Quoted(value);
   // Templates print Python's words for these values.
-  if (value == "True") return "true";
-  if (value == "False") return "false";
-  if (value == "None") return "null";
-  return Json::accept(value) ? value : Quoted(value);
+  const std::string json = value == "True"    ? "true"
+                           : value == "False" ? "false"
+                           : value == "None"  ? "null"
+                                              : value;
+  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (parsed.is_discarded()) return Quoted(value);
+  if (!types.contains("string")) return json;
+  const std::string type = TypeName(parsed);
+  return types.contains(type) || (type == "integer" && types.contains("number")) ? json : Quoted(value);
 }
 
 void XmlCallParser::Arguments(ToolDelta* delta, std::string text) {

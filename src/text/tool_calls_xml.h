@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 
 #include "text/tool_calls.h"
@@ -38,7 +39,8 @@ class XmlCallParser : public ToolCallParser {
   void EndCall(ToolDelta* delta);
 
   const XmlCallFormat format_;
-  std::map<std::string, std::map<std::string, std::string>> types_;  // types of parameters, by tool
+  // Types of parameters by tool; a parameter that is missing may have any.
+  std::map<std::string, std::map<std::string, std::set<std::string>>> types_;
   State state_ = State::kText;
   std::string held_, raw_, name_, key_;
   bool is_string_ = false;  // from typed_keys

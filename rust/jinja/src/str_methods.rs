@@ -171,7 +171,7 @@ fn split(s: &str, name: &str, args: CallArgs) -> Result<Value> {
             let mut parts = Vec::new();
             while !rest.is_empty() {
                 if parts.len() == limit {
-                    parts.push(rest.trim_end_matches(is_space));
+                    parts.push(rest);
                     break;
                 }
                 let end = rest.find(is_space).unwrap_or(rest.len());
@@ -185,7 +185,7 @@ fn split(s: &str, name: &str, args: CallArgs) -> Result<Value> {
             let mut parts = Vec::new();
             while !rest.is_empty() {
                 if parts.len() == limit {
-                    parts.push(rest.trim_start_matches(is_space));
+                    parts.push(rest);
                     break;
                 }
                 let start = rest

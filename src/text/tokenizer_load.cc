@@ -19,7 +19,7 @@ std::optional<SpecialToken> Role(const Tokenizer::Impl& impl, const TokenizerCon
   return SpecialToken{id, found->second};
 }
 
-/// Llama's classes make their own post-processor, whatever the tokenizer.json has. DeepSeek's has only
+/// Llama's classes make their own post-processor, also if the tokenizer.json has one. DeepSeek's has only
 /// ByteLevel.
 bool IsLlama(const TokenizerConfig& config) {
   return config.tokenizer_class == "LlamaTokenizerFast" || config.tokenizer_class == "LlamaTokenizer";

@@ -401,7 +401,7 @@ TEST(GgufVocab, ErrorNamesInvalidEntry) {
 }
 
 // As DeepSeek's folders: transformers gives texts a BOS, and so do our GGUF files of the same models.
-TEST(TokenizerConfig, LlamaClassesAddBosWhateverTheFileHas) {
+TEST(TokenizerConfig, LlamaClassesAddBosAlsoWithAPostProcessor) {
   const char* byte_level =
       R"({"type":"ByteLevel","add_prefix_space":true,"trim_offsets":false,"use_regex":true})";
   for (const char* name : {"LlamaTokenizer", "LlamaTokenizerFast"}) {

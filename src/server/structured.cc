@@ -116,7 +116,8 @@ StatusOr<std::optional<GrammarText>> ForcedCalls(const ServedModel& model, const
   if (conversation.tool_use != ToolUse::kRequired && conversation.tool_use != ToolUse::kNamed) {
     return std::optional<GrammarText>();
   }
-  ASSIGN_OR_RETURN(std::string source, ToolGrammar(model.tools, model.tokenizer, conversation));
+  ASSIGN_OR_RETURN(std::string source, ToolGrammar(model.tools, model.tokenizer, conversation,
+                                                   model.grammars.limits().schema_bytes));
   return std::optional<GrammarText>({GrammarKind::kToolCalls, std::move(source), "tools"});
 }
 

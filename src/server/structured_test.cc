@@ -84,10 +84,16 @@ TEST(Structured, ReadsEveryFormOfConstraint) {
   EXPECT_EQ(read(R"({"guided_regex": "a+"})"), "a+");
   EXPECT_EQ(read(R"({"guided_choice": ["a\"", "b"]})"), R"(start: "a\"" | "b")");
   EXPECT_EQ(read(R"({"structured_outputs": {"json": "{}"}})"), "{}");
-  const Json both = *ParseJson(R"({"guided_regex": "a", "guided_choice": ["b"]})");
-  Fields body(both, "");
-  ReadStructured(body);
-  EXPECT_FALSE(body.ok());
+  EXPECT_EQ(read(R"({"structured_outputs": {"json_object": true}})"), R"({"type":"object"})");
+  EXPECT_EQ(read(R"({"structured_outputs": {"json_object": false}})"), "none");
+  for (const char* refused : {R"({"guided_regex": "a", "guided_choice": ["b"]})",
+                              R"({"structured_outputs": {"json": {}, "json_object": true}})",
+                              R"({"structured_outputs": {"structural_tag": "{}"}})"}) {
+    const Json json = *ParseJson(refused);
+    Fields body(json, "");
+    ReadStructured(body);
+    EXPECT_FALSE(body.ok()) << refused;
+  }
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ void SetTools(const ServedModel& model, const Conversation& conversation, Genera
   if (conversation.tool_use != ToolUse::kNone) {
     spec->tools = model.tools;
     spec->tools_json = Dump(conversation.tools);
+    spec->parallel_calls = conversation.parallel_calls;
   }
   spec->reasoning = model.reasoning;
 }

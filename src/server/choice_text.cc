@@ -1,6 +1,9 @@
 #include "server/choice_text.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
+#include <vector>
 
 namespace moesaic::server {
 
@@ -8,6 +11,7 @@ ChoiceText::ChoiceText(const ServedModel& model, const GenerationSpec& spec)
     : tokenizer_(model.tokenizer),
       skip_special_(spec.skip_special),
       include_stop_(spec.include_stop),
+      parallel_calls_(spec.parallel_calls),
       min_tokens_(spec.sampling.min_tokens),
       decoder_(model.tokenizer, /*skip_special=*/false),
       stops_(spec.stop),
@@ -56,8 +60,7 @@ Status ChoiceText::Finish(ChoiceDelta* delta) {
     delta->reasoning += open;
     return OkStatus();
   }
-  delta->content += parsed.content;
-  std::move(parsed.calls.begin(), parsed.calls.end(), std::back_inserter(delta->calls));
+  Take(std::move(parsed), delta);
   return OkStatus();
 }
 
@@ -68,6 +71,13 @@ void ChoiceText::Route(const std::string& text, ChoiceDelta* delta) {
   if (content.empty()) return;
   text::ToolDelta parsed;
   calls_->Push(content, &parsed);
+  Take(std::move(parsed), delta);
+}
+
+void ChoiceText::Take(text::ToolDelta parsed, ChoiceDelta* delta) const {
+  if (!parallel_calls_) {
+    std::erase_if(parsed.calls, [](const text::ToolCallDelta& call) { return call.index > 0; });
+  }
   delta->content += parsed.content;
   std::move(parsed.calls.begin(), parsed.calls.end(), std::back_inserter(delta->calls));
 }

@@ -30,9 +30,11 @@ class ChoiceText {
  private:
   bool Shown(int32_t id) const;
   void Route(const std::string& text, ChoiceDelta* delta);
+  // Moves the parsed text, and the calls that the request allows, to `delta`.
+  void Take(text::ToolDelta parsed, ChoiceDelta* delta) const;
 
   const text::Tokenizer& tokenizer_;
-  const bool skip_special_, include_stop_;
+  const bool skip_special_, include_stop_, parallel_calls_;
   std::vector<std::string_view> marks_;  // marks whose special tokens the parsers need
   const int min_tokens_;                 // stop strings that end in them are ordinary text
   int tokens_ = 0;

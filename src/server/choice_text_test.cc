@@ -11,10 +11,11 @@ namespace moesaic::server {
 namespace {
 
 // Pushes the tokens of `text` one by one and returns the collected answer.
-ChoiceDelta Answer(const std::string& text) {
+ChoiceDelta Answer(const std::string& text, bool parallel_calls = true) {
   const ServedModel model = TinyModel();
   GenerationSpec spec;
   spec.tools = text::ToolFormat::kHermes;
+  spec.parallel_calls = parallel_calls;
   spec.reasoning = text::ReasoningFormat::kThink;
   ChoiceText choice(model, spec);
   ChoiceDelta delta;
@@ -47,6 +48,18 @@ TEST(ChoiceText, KeepsAThoughtAboutCallsAThought) {
   const ChoiceDelta open = Answer("<think>The mark is <tool_call> and then");
   EXPECT_EQ(open.reasoning, "The mark is <tool_call> and then");
   EXPECT_EQ(open.content, "");
+}
+
+TEST(ChoiceText, KeepsTheFirstCallWithoutParallelCalls) {
+  const std::string call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>";
+  for (const bool parallel : {true, false}) {
+    std::string arguments[2];
+    const ChoiceDelta delta = Answer(call + call + "Done", parallel);
+    for (const text::ToolCallDelta& piece : delta.calls) arguments[piece.index] += piece.arguments;
+    EXPECT_EQ(arguments[0], R"({"x": 1})");
+    EXPECT_EQ(arguments[1], parallel ? R"({"x": 1})" : "");
+    EXPECT_EQ(delta.content, "Done");
+  }
 }
 
 // As in vLLM.

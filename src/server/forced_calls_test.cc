@@ -184,6 +184,22 @@ TEST(ForcedCalls, RefuseReferencesThatNeverEnd) {
       << Message(refused);
 }
 
+// A parameter with a reference has a copy of the whole schema. No text of all copies, here 10 MB, is made.
+TEST(ForcedCalls, StopAtTheLimitOfSchemas) {
+  Conversation large = Asks(ToolUse::kRequired);
+  large.tools = *ParseJson(R"([{"type": "function", "function": {"name": "f"}}])");
+  Json& schema = large.tools[0]["function"]["parameters"];
+  schema = *ParseJson(R"({"type": "object"})");
+  schema["description"] = std::string(100'000, ' ');
+  for (int i = 0; i < 100; ++i) schema["properties"][fmt::format("a{}", i)]["$ref"] = "#";
+  for (const XmlWords& words : XmlFormats()) {
+    const auto refused = ForcedCalls(TinyModel(words.format), large);
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(Message(refused.status()).find("more than 262144 bytes"), std::string::npos)
+        << Message(refused.status());
+  }
+}
+
 // The parser reads the arguments back from a text that the grammar accepts.
 TEST(ForcedCalls, AreUnderstoodByTheParsers) {
   for (const XmlWords& words : XmlFormats()) {

@@ -40,6 +40,7 @@ struct GenerationSpec {
   ApiStyle style = ApiStyle::kOpenAi;  // form of errors before the answer begins
   text::ToolFormat tools = text::ToolFormat::kNone;
   std::string tools_json;
+  bool parallel_calls = true;  // false: calls after the first are left out
   text::ReasoningFormat reasoning = text::ReasoningFormat::kNone;
   bool in_reasoning = false;
   std::string cache_namespace;

@@ -205,6 +205,7 @@ void AddStructured(Object& body) {
                                      .May("regex", Text())
                                      .May("choice", AnyOf({Text(), choices}))
                                      .May("grammar", Text())
+                                     .May("json_object", Flag())
                                      .Take());
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 
 #include "server/json_fields.h"
@@ -12,6 +13,9 @@ namespace moesaic::server {
 namespace {
 
 constexpr const char* kUnique = "uniqueItems";
+// Formats of strings that grammars can enforce.
+constexpr std::array<std::string_view, 10> kFormats = {"date", "date-time", "duration", "email", "hostname",
+                                                       "ipv4", "ipv6",      "time",     "uri",   "uuid"};
 // Names of members whose value is data and no schema.
 constexpr std::array<std::string_view, 4> kData = {"const", "default", "enum", "examples"};
 // Names of members that map names to schemas.
@@ -22,7 +26,7 @@ bool IsIn(const auto& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Returns true if it removed a keyword that was true.
+// Returns true if it removed a "uniqueItems" that was true.
 bool Remove(Json* schema) {
   bool demanded = false;
   if (schema->is_array()) {
@@ -31,6 +35,10 @@ bool Remove(Json* schema) {
   if (!schema->is_object()) return demanded;
   if (const auto found = schema->find(kUnique); found != schema->end() && found->is_boolean()) {
     demanded = found->get<bool>();
+    schema->erase(found);
+  }
+  if (const auto found = schema->find("format");
+      found != schema->end() && found->is_string() && !IsIn(kFormats, found->get_ref<const std::string&>())) {
     schema->erase(found);
   }
   for (auto& [name, value] : schema->items()) {

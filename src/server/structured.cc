@@ -47,6 +47,13 @@ std::optional<GrammarText> ChoiceFrom(Fields& fields, const char* name) {
   return GrammarText{GrammarKind::kLark, source, fields.Path(name)};
 }
 
+std::optional<GrammarText> AnyObjectFrom(Fields& fields, const char* name) {
+  bool wanted = false;
+  fields.Bool(name, &wanted);
+  if (!wanted) return std::nullopt;
+  return GrammarText{GrammarKind::kJsonSchema, kAnyObject, fields.Path(name)};
+}
+
 template <typename Found>
 void Keep(std::optional<GrammarText>* kept, Found found, Fields& body) {
   if (!found) return;
@@ -107,6 +114,10 @@ std::optional<GrammarText> ReadStructured(Fields& body) {
     Keep(&grammar, TextFrom(fields, "regex", GrammarKind::kRegex), body);
     Keep(&grammar, ChoiceFrom(fields, "choice"), body);
     Keep(&grammar, TextFrom(fields, "grammar", GrammarKind::kLark), body);
+    Keep(&grammar, AnyObjectFrom(fields, "json_object"), body);
+    if (fields.Has("structural_tag")) {
+      fields.Fail("structural_tag", "invalid_value", "'structured_outputs.structural_tag' is not supported");
+    }
     body.Merge(fields.status());
   }
   return grammar;
@@ -116,7 +127,8 @@ StatusOr<std::optional<GrammarText>> ForcedCalls(const ServedModel& model, const
   if (conversation.tool_use != ToolUse::kRequired && conversation.tool_use != ToolUse::kNamed) {
     return std::optional<GrammarText>();
   }
-  ASSIGN_OR_RETURN(std::string source, ToolGrammar(model.tools, model.tokenizer, conversation));
+  ASSIGN_OR_RETURN(std::string source, ToolGrammar(model.tools, model.tokenizer, conversation,
+                                                   model.grammars.limits().schema_bytes));
   return std::optional<GrammarText>({GrammarKind::kToolCalls, std::move(source), "tools"});
 }
 

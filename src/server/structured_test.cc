@@ -57,6 +57,38 @@ TEST(Structured, IgnoresUniqueItems) {
   EXPECT_TRUE(compiled.ok()) << Message(compiled.status());
 }
 
+// JSON Schema calls "format" an annotation; pydantic writes "path" for pathlib.Path.
+TEST(Structured, IgnoresUnknownFormats) {
+  const Json body =
+      *ParseJson(R"({"guided_json": {"type": "object", "required": ["format", "day"], "properties":
+      {"format": {"type": "string", "format": "path"}, "day": {"type": "string", "format": "date"}}}})");
+  Fields fields(body, "");
+  const auto grammar = ReadStructured(fields);
+  ASSERT_TRUE(grammar) << Message(fields.status());
+  EXPECT_EQ(grammar->source, R"({"type":"object","required":["format","day"],"properties":)"
+                             R"({"format":{"type":"string"},"day":{"type":"string","format":"date"}}})");
+  const ServedModel model = TinyModel();
+  const auto compiled = CompileGrammar(model, *grammar);
+  EXPECT_TRUE(compiled.ok()) << Message(compiled.status());
+}
+
+// Each format that stays in a schema is one that the compiler knows.
+TEST(Structured, EnforcesEveryFormatThatItKeeps) {
+  const ServedModel model = TinyModel();
+  for (const char* format :
+       {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}) {
+    Json body;
+    body["guided_json"]["type"] = "string";
+    body["guided_json"]["format"] = format;
+    Fields fields(body, "");
+    const auto grammar = ReadStructured(fields);
+    ASSERT_TRUE(grammar) << Message(fields.status());
+    EXPECT_NE(grammar->source.find(format), std::string::npos);
+    const auto compiled = CompileGrammar(model, *grammar);
+    EXPECT_TRUE(compiled.ok()) << format << ": " << Message(compiled.status());
+  }
+}
+
 TEST(Structured, OnlyTheClientsFaultsNameTheField) {
   const Status refused = GrammarRefused("guided_json", InvalidArgument("it matches nothing"));
   EXPECT_EQ(Message(refused), "Invalid 'guided_json': it matches nothing");
@@ -84,10 +116,16 @@ TEST(Structured, ReadsEveryFormOfConstraint) {
   EXPECT_EQ(read(R"({"guided_regex": "a+"})"), "a+");
   EXPECT_EQ(read(R"({"guided_choice": ["a\"", "b"]})"), R"(start: "a\"" | "b")");
   EXPECT_EQ(read(R"({"structured_outputs": {"json": "{}"}})"), "{}");
-  const Json both = *ParseJson(R"({"guided_regex": "a", "guided_choice": ["b"]})");
-  Fields body(both, "");
-  ReadStructured(body);
-  EXPECT_FALSE(body.ok());
+  EXPECT_EQ(read(R"({"structured_outputs": {"json_object": true}})"), R"({"type":"object"})");
+  EXPECT_EQ(read(R"({"structured_outputs": {"json_object": false}})"), "none");
+  for (const char* refused : {R"({"guided_regex": "a", "guided_choice": ["b"]})",
+                              R"({"structured_outputs": {"json": {}, "json_object": true}})",
+                              R"({"structured_outputs": {"structural_tag": "{}"}})"}) {
+    const Json json = *ParseJson(refused);
+    Fields body(json, "");
+    ReadStructured(body);
+    EXPECT_FALSE(body.ok()) << refused;
+  }
 }
 
 }  // namespace

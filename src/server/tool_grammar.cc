@@ -44,9 +44,9 @@ std::optional<Frame> FrameOf(text::ToolFormat format) {
 }  // namespace
 
 StatusOr<std::string> ToolGrammar(text::ToolFormat format, const text::Tokenizer& tokenizer,
-                                  const Conversation& conversation) {
+                                  const Conversation& conversation, size_t most_bytes) {
   const std::optional<Frame> frame = FrameOf(format);
-  if (!frame) return XmlToolGrammar(format, tokenizer, conversation);
+  if (!frame) return XmlToolGrammar(format, tokenizer, conversation, most_bytes);
   const LarkTerms terms(tokenizer, format);
   std::string calls, rules;
   int count = 0;

@@ -80,7 +80,8 @@ bool IsString(const Json& schema) {
 
 class XmlGrammar {
  public:
-  XmlGrammar(const XmlFrame& frame, const LarkTerms& terms) : frame_(frame), terms_(terms) {}
+  XmlGrammar(const XmlFrame& frame, const LarkTerms& terms, size_t most_bytes)
+      : frame_(frame), terms_(terms), most_bytes_(most_bytes) {}
 
   Status AddTool(const Json& function) {
     const auto& name = function["name"].get_ref<const std::string&>();
@@ -98,6 +99,12 @@ class XmlGrammar {
                           name, Dump(Json(key))));
         }
         body += fmt::format(" {}{}", AddParameter(key, value, schema), Required(schema, key) ? "" : "?");
+        if (rules_.size() > most_bytes_) {
+          return FieldError("tools", "invalid_value",
+                            fmt::format("Invalid 'tools': the grammar of the tools' schemas has more than {} "
+                                        "bytes, which is the most allowed",
+                                        most_bytes_));
+        }
       }
     }
     calls_ += fmt::format("{}call_{}", tools_ == 0 ? "" : " | ", tools_);
@@ -172,6 +179,7 @@ class XmlGrammar {
 
   const XmlFrame frame_;
   const LarkTerms& terms_;
+  const size_t most_bytes_;
   std::string calls_, rules_;
   int tools_ = 0, arguments_ = 0;
 };
@@ -179,13 +187,13 @@ class XmlGrammar {
 }  // namespace
 
 StatusOr<std::string> XmlToolGrammar(text::ToolFormat format, const text::Tokenizer& tokenizer,
-                                     const Conversation& conversation) {
+                                     const Conversation& conversation, size_t most_bytes) {
   const std::optional<XmlFrame> frame = XmlFrameOf(format);
   if (!frame) {
     return Unimplemented("'tool_choice': a call cannot be forced with tool format '{}'", text::Name(format));
   }
   const LarkTerms terms(tokenizer, format);
-  XmlGrammar grammar(*frame, terms);
+  XmlGrammar grammar(*frame, terms, most_bytes);
   for (const Json& tool : conversation.tools) {
     const Json& function = tool["function"];
     if (!MayCall(conversation, function["name"].get_ref<const std::string&>())) continue;

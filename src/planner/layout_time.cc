@@ -302,17 +302,20 @@ StatusOr<parallel::Split> LayoutPlanner::BalanceLayers(const Layout& layout, con
   std::vector<int> layers, ignored;
   ASSIGN_OR_RETURN(std::vector<double> costs, costs_of(split, &layers));
   const std::vector<int> equal = layers;
+  // Of several stages that are equally slow, one is relieved after the other.
+  const auto longest_first = [](std::vector<double> of) {
+    std::ranges::sort(of, std::greater());
+    return of;
+  };
+  // The split whose longest time is the least: relieving some of these stages is no gain.
+  std::vector<int> kept = layers;
+  double longest = std::ranges::max(costs);
   for (bool improved = true; improved;) {
     improved = false;
     const size_t from = std::ranges::max_element(costs) - costs.begin();
     if (layers[from] == 1) break;
     parallel::Split best;
     std::vector<double> best_costs = costs;
-    // Of several stages that are equally slow, one is relieved after the other.
-    const auto longest_first = [](std::vector<double> of) {
-      std::ranges::sort(of, std::greater());
-      return of;
-    };
     for (size_t to = 0; to < stages; ++to) {
       if (to == from) continue;
       parallel::Split tried = split;
@@ -328,8 +331,11 @@ StatusOr<parallel::Split> LayoutPlanner::BalanceLayers(const Layout& layout, con
     if (!improved) break;
     layers = best.layers;
     costs = std::move(best_costs);
+    if (std::ranges::max(costs) >= longest) continue;
+    longest = std::ranges::max(costs);
+    kept = layers;
   }
-  if (layers != equal) split.layers = layers;
+  if (kept != equal) split.layers = kept;
   return split;
 }
 

@@ -57,8 +57,8 @@ class LayoutPlanner {
   /// Devices that differ get unequal numbers of layers (BalanceLayers).
   StatusOr<Prediction> Predict(const parallel::Degrees& degrees, const std::vector<StepShape>& shapes) const;
   /// The split of `layout` with layers moved between its stages, until moving another one would not shorten
-  /// the longest time of a stage for `shape`, or relieve one of several such stages. A stage that exceeds its
-  /// devices' memory is the longest.
+  /// the longest time of a stage for `shape`. Several stages that are equally slow are relieved one after the
+  /// other. A stage that exceeds its devices' memory is the longest.
   StatusOr<parallel::Split> BalanceLayers(const parallel::Layout& layout, const StepShape& shape) const;
   /// All layouts of as many ranks as the topology has, that the model can be divided into, by the time of the
   /// first shape; those that do not fit come last. Of layouts with replicas, those that divide the experts

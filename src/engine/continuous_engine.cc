@@ -23,6 +23,15 @@ constexpr int64_t kScoredLogitsBytes = 128 << 20;
 // Requests often allow far more output than they get, so that the limit alone says little about the work.
 constexpr int kExpectedOutputs = 256;
 
+int64_t ExpectedTokens(const Request& request) {
+  return static_cast<int64_t>(request.prompt.size()) +
+         std::min(request.sampling.max_tokens, kExpectedOutputs);
+}
+// Returns the output tokens that are still expected.
+int ExpectedOutputs(const Sequence& sequence) {
+  return std::min(sequence.limit - sequence.size(), kExpectedOutputs);
+}
+
 // Names the state that executors keep for scored rows; no request has it.
 constexpr RequestId kScoredSequence = ~RequestId{0};
 
@@ -151,18 +160,17 @@ int64_t ContinuousEngine::PendingTokens() const {
   int64_t tokens = 0;
   for (const auto* sequences : {&scheduler_.waiting(), &scheduler_.running()}) {
     for (const auto& sequence : *sequences) {
-      tokens += sequence->remaining() + std::min(sequence->limit - sequence->size(), kExpectedOutputs);
+      tokens += sequence->remaining() + ExpectedOutputs(*sequence);
     }
   }
   return tokens;
 }
 
 int64_t ContinuousEngine::MissingTokens(const Request& request, int64_t cached) const {
-  int64_t needed = static_cast<int64_t>(request.prompt.size()) - cached +
-                   std::min(request.sampling.max_tokens, kExpectedOutputs);
+  int64_t needed = ExpectedTokens(request) - cached;
   for (const auto* sequences : {&scheduler_.waiting(), &scheduler_.running()}) {
     for (const auto& sequence : *sequences) {
-      needed += std::min(sequence->limit - sequence->size(), kExpectedOutputs);
+      needed += ExpectedOutputs(*sequence);
       // A running sequence has the blocks of its tokens.
       if (sequences == &scheduler_.waiting()) needed += sequence->size();
     }
@@ -172,9 +180,7 @@ int64_t ContinuousEngine::MissingTokens(const Request& request, int64_t cached) 
 }
 
 int64_t ContinuousEngine::CutTokens(const Request& request) const {
-  const int64_t wanted =
-      static_cast<int64_t>(request.prompt.size()) + std::min(request.sampling.max_tokens, kExpectedOutputs);
-  return std::max<int64_t>(0, std::min<int64_t>(wanted, max_context_) - pool_tokens());
+  return std::max<int64_t>(0, std::min<int64_t>(ExpectedTokens(request), max_context_) - pool_tokens());
 }
 
 StepDemand ContinuousEngine::Demand() const {

@@ -295,8 +295,7 @@ void Scheduler::Preempt(Sequence* victim) {
   ReleaseBlocks(*victim);
   victim->block_table.clear();
   victim->computed = 0;
-  victim->draft.tokens.clear();
-  victim->draft.cut = false;
+  victim->draft.Drop();
   victim->draft.hidden.clear();
   victim->aged = true;
   InsertByArrival(waiting_, TakeOut(running_, victim->id));

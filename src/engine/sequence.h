@@ -48,6 +48,12 @@ struct DraftState {
   int mtp_computed = 0;
   int32_t mtp_block = -1;  // block of the last of these rows if they do not fill it; -1: unknown
   std::vector<float> hidden;
+
+  // Forgets the draft, not what is known about earlier ones.
+  void Drop() {
+    tokens.clear();
+    cut = false;
+  }
 };
 
 /// Owned by the scheduler. Engine thread only.

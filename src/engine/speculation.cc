@@ -100,8 +100,7 @@ Speculation::Jobs Speculation::MakeJobs(const std::vector<std::unique_ptr<Sequen
   int rows = max_batch_tokens;
   for (const auto& owned : running) {
     Sequence& sequence = *owned;
-    sequence.draft.tokens.clear();
-    sequence.draft.cut = false;
+    sequence.draft.Drop();
     rows -= std::min(rows, sequence.remaining());
     if (sequence.remaining() > 1) {
       if (starts && drafter_->PendingRows(sequence) > 0) {
@@ -146,7 +145,7 @@ void Speculation::DraftWith(Drafter* drafter, std::span<const DraftJob> jobs) {
     if (!std::exchange(failure_logged_, true)) {
       spdlog::error("drafting failed: {}; steps continue without drafts", Message(drafted));
     }
-    for (const DraftJob& job : jobs) job.sequence->draft.tokens.clear();
+    for (const DraftJob& job : jobs) job.sequence->draft.Drop();
     return;
   }
   int passes = 0, pending_rows = 0;
@@ -177,12 +176,13 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
       stats_.draft_tokens += chunk.drafts;
       stats_.accepted_tokens += chunk.accepted;
       for (int place = 0; place < chunk.accepted; ++place) ++stats_.accepted_at[place];
-    } else if (is_free || !draft.cut || !draft.tokens.empty()) {
-      continue;  // JudgeFound() counts look-ups that were not verified
     }
     // The token that the grammar cut off after a whole draft was drafted and is wrong.
-    const int wrong = draft.cut && chunk.drafts == static_cast<int>(draft.tokens.size()) ? 1 : 0;
-    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, chunk.drafts + wrong,
+    const bool wrong_end = draft.cut && chunk.drafts == static_cast<int>(draft.tokens.size());
+    const int judged = chunk.drafts + (wrong_end ? 1 : 0);
+    // JudgeFound() counts look-ups that were not verified.
+    if (judged == 0 || (is_free && chunk.drafts == 0)) continue;
+    policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, judged,
                          chunk.accepted);
     if (is_free) draft.found.clear();
   }

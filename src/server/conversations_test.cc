@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/test_memory.h"
-#include "server/test_model.h"
+#include "server/test_context.h"
 
 namespace moesaic::server {
 namespace {
@@ -18,13 +18,9 @@ namespace {
 using testing::StartsWith;
 
 // Keeps the body of an answer.
-class BodyWriter : public ResponseWriter {
+class BodyWriter : public NoWriter {
  public:
   void Send(HttpResponse response) override { body = std::move(response.body); }
-  void Start(int, Headers) override {}
-  void Write(std::string) override {}
-  void End() override {}
-  void OnClientLeft(std::function<void()>) override {}
 
   std::string body;
 };
@@ -36,16 +32,16 @@ class StoredTest : public testing::Test {
     Json large = {{"id", "large"}, {"values", Json::array()}};
     for (int i = 0; i < 1 << 20; ++i) large["values"].push_back(7);
     items_ = Json::array({Json{{"id", "first"}}, std::move(large), Json{{"id", "last"}, {"content", "x"}}});
-    EXPECT_TRUE(responses_.Add({.id = "talk",
-                                .owner = "",
-                                .response = {{"id", "talk"}},
-                                .messages = items_,
-                                .is_conversation = true}));
-    EXPECT_TRUE(responses_.Add({.id = "answer",
-                                .owner = "",
-                                .response = {{"id", "answer"}},
-                                .messages = Json::array(),
-                                .input = items_}));
+    EXPECT_TRUE(context_.responses.Add({.id = "talk",
+                                        .owner = "",
+                                        .response = {{"id", "talk"}},
+                                        .messages = items_,
+                                        .is_conversation = true}));
+    EXPECT_TRUE(context_.responses.Add({.id = "answer",
+                                        .owner = "",
+                                        .response = {{"id", "answer"}},
+                                        .messages = Json::array(),
+                                        .input = items_}));
   }
 
   // Returns the body of the answer, or the error's message. The call may take less memory than the items'
@@ -59,17 +55,12 @@ class StoredTest : public testing::Test {
     call.writer = writer;
     const int64_t before = base::live_bytes;
     base::peak_bytes = before;
-    const Status status = endpoint({model_, metrics_, tracer_, live_, responses_, grammars_}, call);
+    const Status status = endpoint(context_.Get(), call);
     EXPECT_LT(base::peak_bytes - before, 1 << 20) << call.path_values[0];
     return status.ok() ? writer->body : Message(status);
   }
 
-  ServedModel model_ = TinyModel();
-  Metrics metrics_{"m"};
-  Tracer tracer_{100};
-  LiveRequests live_;
-  ResponseStore responses_{{}};
-  text::GrammarPool grammars_{model_.grammars, {}};
+  TestContext context_;
   Json items_;
 };
 
@@ -93,8 +84,7 @@ TEST_F(StoredTest, ReadsParseNothing) {
   for (const auto endpoint : {GetResponse, ListInputItems, DeleteResponse}) {
     EXPECT_EQ(Ask(endpoint, {"talk"}), "Response with id 'talk' not found.");
   }
-  EXPECT_EQ(*ConversationItems({model_, metrics_, tracer_, live_, responses_, grammars_}, Call(), "talk"),
-            items_);
+  EXPECT_EQ(*ConversationItems(context_.Get(), Call(), "talk"), items_);
   EXPECT_THAT(Ask(DeleteResponse, {"answer"}), StartsWith(R"({"id":"answer",)"));
   EXPECT_EQ(Ask(GetResponse, {"answer"}), "Response with id 'answer' not found.");
 }

@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "engine/fake_model.h"
-#include "server/test_model.h"
+#include "server/test_context.h"
 
 namespace moesaic::server {
 namespace {
@@ -23,15 +23,6 @@ class InlineExecutor : public SerialExecutor {
 
  private:
   std::recursive_mutex mutex_;
-};
-
-class NoWriter : public ResponseWriter {
- public:
-  void Send(HttpResponse) override {}
-  void Start(int, Headers) override {}
-  void Write(std::string) override {}
-  void End() override {}
-  void OnClientLeft(std::function<void()>) override {}
 };
 
 enum class Throws { kNever, kAtStart, kAtText, kAtEnd };
@@ -100,8 +91,8 @@ class GenerationTest : public testing::Test {
     std::future<int> ended = end.get_future();
     Status started;
     executor_->Post([&] {
-      started = StartGeneration({model_, metrics_, tracer_, live_, responses_, grammars_}, std::move(spec),
-                                executor_, writer_, std::make_unique<Sink>(throws, std::move(end)));
+      started = StartGeneration(context_.Get(), std::move(spec), executor_, writer_,
+                                std::make_unique<Sink>(throws, std::move(end)));
     });
     RETURN_IF_ERROR(started);
     return ended.get();
@@ -119,8 +110,8 @@ class GenerationTest : public testing::Test {
     std::promise<Counted> end;
     std::future<Counted> ended = end.get_future();
     executor_->Post([&] {
-      EXPECT_TRUE(StartGeneration({model_, metrics_, tracer_, live_, responses_, grammars_}, std::move(spec),
-                                  executor_, writer_, std::make_unique<CountingSink>(std::move(end)))
+      EXPECT_TRUE(StartGeneration(context_.Get(), std::move(spec), executor_, writer_,
+                                  std::make_unique<CountingSink>(std::move(end)))
                       .ok());
     });
     return ended.get();
@@ -129,12 +120,7 @@ class GenerationTest : public testing::Test {
   engine::FakeModel fake_{512};
   kernels::KernelTable kernels_;
   std::unique_ptr<runtime::ThreadPool> threads_ = runtime::ThreadPool::Create({.threads = 1}).value();
-  ServedModel model_ = TinyModel();
-  Metrics metrics_{"m"};
-  Tracer tracer_{100};
-  LiveRequests live_;
-  ResponseStore responses_{{}};
-  text::GrammarPool grammars_{model_.grammars, {}};
+  TestContext context_;
   std::shared_ptr<SerialExecutor> executor_ = std::make_shared<InlineExecutor>();
   std::shared_ptr<ResponseWriter> writer_ = std::make_shared<NoWriter>();
   std::unique_ptr<engine::EngineThread> engine_ = MakeEngine();
@@ -151,7 +137,7 @@ class SentWriter : public NoWriter {
 };
 
 TEST_F(GenerationTest, ARefusedGrammarIsTheClientsError) {
-  model_.engine = engine_.get();
+  context_.model.engine = engine_.get();
   for (int round = 0; round < 2; ++round) {  // first compiled, then from the cache
     GenerationSpec spec;
     spec.id = "test";
@@ -162,8 +148,8 @@ TEST_F(GenerationTest, ARefusedGrammarIsTheClientsError) {
     std::future<HttpResponse> response = sent.get_future();
     Status started;
     executor_->Post([&] {
-      started = StartGeneration({model_, metrics_, tracer_, live_, responses_, grammars_}, std::move(spec),
-                                executor_, std::make_shared<SentWriter>(std::move(sent)),
+      started = StartGeneration(context_.Get(), std::move(spec), executor_,
+                                std::make_shared<SentWriter>(std::move(sent)),
                                 std::make_unique<Sink>(Throws::kNever, std::promise<int>()));
     });
     ASSERT_TRUE(started.ok()) << Message(started);
@@ -171,19 +157,19 @@ TEST_F(GenerationTest, ARefusedGrammarIsTheClientsError) {
     EXPECT_EQ(answer.status, 400);
     EXPECT_NE(answer.body.find("Invalid 'guided_json': "), std::string::npos) << answer.body;
   }
-  const std::string text = metrics_.Text({}, {});
+  const std::string text = context_.metrics.Text({}, {});
   EXPECT_NE(text.find(R"(moesaic:request_failures_total{cause="grammar_refused",model_name="m"} 2)"),
             std::string::npos)
       << text;
 }
 
 TEST_F(GenerationTest, AFailureOfTheModelIsCountedAsSuch) {
-  model_.engine = engine_.get();
+  context_.model.engine = engine_.get();
   fake_.fail_next = true;
   EXPECT_EQ(Generate(Throws::kNever).value(), 500);
   EXPECT_EQ(Generate(Throws::kNever).value(), 0);
   // The step fails for one to three choices, those that were submitted before it. The others are cancelled.
-  const std::string text = metrics_.Text({}, {});
+  const std::string text = context_.metrics.Text({}, {});
   const std::string counter = R"(moesaic:request_failures_total{cause="model",model_name="m"} )";
   const size_t at = text.find(counter);
   ASSERT_NE(at, std::string::npos) << text;
@@ -210,7 +196,7 @@ TEST(FailureOf, APromptThatNoReplicaHoldsIsTheClientsError) {
 }
 
 TEST_F(GenerationTest, FailsAloneWhenItsAnswerThrows) {
-  model_.engine = engine_.get();
+  context_.model.engine = engine_.get();
   EXPECT_EQ(Generate(Throws::kNever).value(), 0);
   EXPECT_EQ(Generate(Throws::kAtText).value(), 500);
   EXPECT_EQ(Generate(Throws::kAtEnd).value(), 500);
@@ -220,7 +206,7 @@ TEST_F(GenerationTest, FailsAloneWhenItsAnswerThrows) {
 }
 
 TEST_F(GenerationTest, CountsCachedTokensOfAnAnswerThatEndsAtOnce) {
-  model_.engine = engine_.get();
+  context_.model.engine = engine_.get();
   const Counted first = Count({});
   ASSERT_FALSE(first.ids.empty());
   EXPECT_EQ(first.usage.cached_tokens, 0);

@@ -44,16 +44,28 @@ class RunTest(unittest.TestCase):
         self.assertEqual((result.returncode, result.stderr), (2, "usage: ask.py URL QUESTION\n"))
 
 
-class SetupTest(unittest.TestCase):
+class StandIns(unittest.TestCase):
+    """A folder whose `bin` has stand-ins for programs."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-e2e-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        (self.folder / "bin").mkdir()
+
+    def stand_in(self, name, script):
+        path = self.folder / "bin" / name
+        path.write_text("#!/bin/sh\n" + script + "\n")
+        path.chmod(0o755)
+
+
+class SetupTest(StandIns):
     """Tests a copy of ./run, for a user without root, with stand-ins for the programs that it calls."""
 
     OPTIONAL = "chromium|nginx*|etcd-server|*openmpi*|libucx-dev|npm"
 
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-e2e-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        super().setUp()
         shutil.copy(ROOT / "run", self.folder)
-        (self.folder / "bin").mkdir()
         for name in ("bash", "dirname", "nproc", "grep", "sed", "awk", "sort", "head", "mkdir", "cat", "cut"):
             (self.folder / "bin" / name).symlink_to(shutil.which(name))
         self.stand_in("uname", "echo x86_64")
@@ -64,11 +76,6 @@ case "$name" in {self.OPTIONAL}) exit 1 ;; esac
 echo install ok installed""")
         self.stand_in("apt-cache", "exit 0")
         self.stand_in("cmake", 'echo "$HOME" >home; exit 3')
-
-    def stand_in(self, name, script):
-        path = self.folder / "bin" / name
-        path.write_text("#!/bin/sh\n" + script + "\n")
-        path.chmod(0o755)
 
     def ask(self, *arguments, **environment):
         return subprocess.run([str(self.folder / "run"), *arguments], capture_output=True, text=True, timeout=patient(60),
@@ -132,7 +139,7 @@ echo install ok installed""")
         self.assertIn("aarch64", result.stderr)
 
 
-class MakeModelTest(unittest.TestCase):
+class MakeModelTest(StandIns):
     """Tests make.sh of moesaic-smol with stand-ins for the programs that it calls."""
 
     OLD = {"hf/old": "old", "moesaic-smol.moesaic": "old", "recipe": "old\n"}
@@ -140,8 +147,7 @@ class MakeModelTest(unittest.TestCase):
             "recipe": "new, calibration 0123456789abcdef, plan 0123456789abcdef\n"}
 
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-e2e-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        super().setUp()
         shutil.copy(ROOT / "models" / "moesaic-smol" / "make.sh", self.folder)
         for name in ("calibration", "plan"):
             (self.folder / f"{name}.safetensors").write_text("")
@@ -149,14 +155,8 @@ class MakeModelTest(unittest.TestCase):
         for name, text in self.OLD.items():
             (self.folder / "build" / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / "build" / name).write_text(text)
-        (self.folder / "bin").mkdir()
         self.stand_in("sha256sum", "cat >/dev/null; echo 0123456789abcdef")
         self.stand_in("python3", "exit 1")
-
-    def stand_in(self, name, script):
-        path = self.folder / "bin" / name
-        path.write_text("#!/bin/sh\n" + script + "\n")
-        path.chmod(0o755)
 
     def moesaic(self, carve, convert="exit 1"):
         self.stand_in("moesaic", f"""case "$1 $2" in

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -288,19 +287,24 @@ TEST(CommunicatorTest, CountsWhoseSumsOverflowAreRefused) {
   }
 }
 
+// Returns the bytes that are allocated while no rank is in a call.
+int64_t LiveBytes(Communicator& communicator) {
+  EXPECT_EQ(communicator.Barrier(), OkStatus());
+  const int64_t bytes = base::live_bytes;
+  EXPECT_EQ(communicator.Barrier(), OkStatus());
+  return bytes;
+}
+
 // The scratch of a ReduceScatter has the size of its input.
 TEST(CommunicatorTest, PlansOfManySizesKeepBoundedScratch) {
   constexpr int kSizes = 24;
   constexpr int64_t kBytes = 1 << 20;
-  std::atomic<int64_t> before = 0;
-  RunRanks(2, [&](Transport& transport) {
+  RunRanks(2, [](Transport& transport) {
     CommunicatorOptions options;
     options.idle_bytes = kBytes;
     const auto communicator = Make(transport, Topology::Flat(2, kFast), options);
     std::vector<float> input(kBytes / 4 + 2 * kSizes, 1.0F), output(input.size());
-    EXPECT_EQ(communicator->Barrier(), OkStatus());
-    if (transport.rank() == 0) before = base::live_bytes.load();
-    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    const int64_t before = LiveBytes(*communicator);
     for (int64_t size = 0; size < kSizes; ++size) {
       const std::vector<int64_t> counts(2, kBytes / 8 + size);
       EXPECT_EQ(communicator->ReduceScatter(Bytes(input).first(8 * counts[0]),
@@ -308,12 +312,8 @@ TEST(CommunicatorTest, PlansOfManySizesKeepBoundedScratch) {
                 OkStatus());
       EXPECT_EQ(output[counts[0] - 1], 2.0F);
     }
-    EXPECT_EQ(communicator->Barrier(), OkStatus());
-    if (transport.rank() == 0) {
-      // Idle plans, and staging of pieces: the barrier's plan is the last one.
-      EXPECT_LT(base::live_bytes - before, 2 * 2 * kBytes);
-    }
-    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    // Idle plans, and staging of pieces: the barrier's plan is the last one.
+    EXPECT_LT(LiveBytes(*communicator) - before, 2 * 2 * kBytes);
   });
 }
 
@@ -321,26 +321,19 @@ TEST(CommunicatorTest, PlansOfManySizesKeepBoundedScratch) {
 TEST(CommunicatorTest, CopiesOfManyCallsKeepBoundedMemory) {
   constexpr int kCalls = 8;
   constexpr int64_t kBytes = 1 << 20;
-  std::atomic<int64_t> before = 0;
-  RunRanks(2, [&](Transport& transport) {
+  RunRanks(2, [](Transport& transport) {
     CommunicatorOptions options;
     options.idle_bytes = kBytes;
     const auto communicator = Make(transport, Topology::Flat(2, kFast), options);
     std::vector<std::vector<float>> data(kCalls, std::vector<float>(kBytes / 4, 1.0F));
-    EXPECT_EQ(communicator->Barrier(), OkStatus());
-    if (transport.rank() == 0) before = base::live_bytes.load();
-    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    const int64_t before = LiveBytes(*communicator);
     std::vector<CollectiveHandle> calls;
     for (auto& each : data)
       calls.push_back(*communicator->StartAllReduce(Bytes(each), Writable(each), DType::kF32));
     for (CollectiveHandle& call : calls) EXPECT_EQ(call.Wait(), OkStatus());
     calls.clear();
-    EXPECT_EQ(communicator->Barrier(), OkStatus());
     // Two ranks, each with the copies of the last and of idle calls, and the scratch of plans.
-    if (transport.rank() == 0) {
-      EXPECT_LT(base::live_bytes - before, 2 * 5 * kBytes);
-    }
-    EXPECT_EQ(communicator->Barrier(), OkStatus());
+    EXPECT_LT(LiveBytes(*communicator) - before, 2 * 5 * kBytes);
   });
 }
 

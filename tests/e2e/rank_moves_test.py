@@ -2,7 +2,11 @@
 """Kills and stops rank processes while experts move. The server must end with an error that names the rank, or roll the move back and
 continue without the rank if --tolerate-rank-failure is set. No answer may change, nothing may hang, and no process may remain.
 
-MOESAIC_RANK_FAULTS sets the number of faults (4). A fault that met no move, by the server's log, is repeated with another server."""
+MOESAIC_RANK_FAULTS sets the number of faults (4). A fault that met no move, by the server's log, is repeated with another server.
+
+The processes that send to a rank share a queue in its memory (UCX's shared memory transports). One that is stopped while it writes an
+entry keeps the rank from reading all later ones, so that the rank does not answer, either, and fails with it. The server must
+continue without both. Such a fault is repeated, too."""
 import collections
 import concurrent.futures
 import http.client
@@ -103,6 +107,10 @@ def experts(server):
         return None
 
 
+def alive(server):
+    return server.metrics()["moesaic:ranks_alive"]
+
+
 def events(log, cause):
     """Events of moves in the log until the server knew that the rank had failed."""
     found = re.findall(r"\[info\] experts: (.*)", log)
@@ -147,36 +155,42 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
 
     def fault(self, number):
         """One server whose rank fails, amid a move where one could be met. Returns (whether it was killed, seconds until the fault is
-        known, whether it met a move, whether the other ranks have rolled a move back)."""
+        known, whether it met a move and no other rank failed, whether the other ranks have rolled a move back)."""
         chance = random.Random(number)
         tolerates, kills = number % 2 == 1, number % 4 < 2
         server = Server(*FLAGS, "--rebalance-experts", "0.2", "--rebalance-min-gain", "0", "--rank-time-limit",
                         KILL_LIMIT if kills else STOP_LIMIT,
                         *(("--tolerate-rank-failure",) if tolerates else ()))
+        self.server = server
         self.addCleanup(server.process.kill)
         ranks = children(server.process.pid)
         self.assertEqual(len(ranks), 3)
         victim = chance.randrange(3)
         name = f"rank {victim + 1}"
         cause = f"{name} died" if kills else f"{name} did not answer for {STOP_LIMIT} s"
+        blocked = False  # whether another rank failed with the victim
         with Load(server) as load:
             before = self.stop_while_moving(server, ranks[victim])
             begin = time.monotonic()
             if kills:
                 os.kill(ranks[victim], signal.SIGKILL)
             if tolerates:
-                until(lambda: server.metrics()["moesaic:ranks_alive"] == 3, limit())
+                until(lambda: alive(server) < 4, limit())
                 seconds = time.monotonic() - begin
-                self.assertEqual(load.ask(PROMPTS[0]), 200)
+                status = load.ask(PROMPTS[0])
+                blocked = alive(server) < 3
+                self.assertTrue(blocked or status == 200, status)
             else:
                 server.process.wait(limit())
                 seconds = time.monotonic() - begin
         for prompt, answers in load.answers.items():
             self.assertEqual(answers, self.expected[prompt], "an answer has changed")
         rolled_back = False
+        if blocked:  # the cause may be that of either rank
+            cause = rf"rank \d (died|did not answer for {KILL_LIMIT if kills else STOP_LIMIT} s)"
         if tolerates:
             history = experts(server)["history"]
-            self.assertIn(f"later moves are among the other ranks: {cause}", history)
+            self.assertTrue(any(re.search(rf"later moves are among the other ranks: {cause}$", event) for event in history), history)
             rolled_back = any(re.search(rf"is rolled back: {cause}$", event) for event in history)
             self.assertEqual(server.json("POST", "/v1/completions", {"prompt": "1 + 1 =", "max_tokens": 4})[0], 200)
             self.assertEqual(server.stop(), 0)
@@ -184,7 +198,7 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
         else:
             self.assertEqual(server.stop(), 1)
             self.assertTrue(load.errors or load.cut)
-            named = rf"{name} did not answer for [\d.]+ s"
+            named = rf"(rank \d did not answer for [\d.]+ s, )*{name} did not answer for [\d.]+ s"
             if kills:
                 named = rf"{name} (died|\(process {ranks[victim]}\) was killed by signal 9)"
             self.assertRegex(server.read_log(), rf"\[error\] {named}.*; the server stops")
@@ -192,7 +206,7 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
             self.assertRegex(error, rf'[:"] ?{named}|(the server|it) is shutting down' if not tolerates else named)
         until(lambda: all(map(ended, ranks)), limit())
         # Each end of a move is an event: without a new one, the move was in progress when the rank was known to have failed.
-        met = before is not None and events(server.read_log(), cause)[-len(before):] == before
+        met = before is not None and not blocked and events(server.read_log(), cause)[-len(before):] == before
         if tolerates and met:
             self.assertTrue(rolled_back, "a move was in progress, and is not rolled back")
         return kills, seconds, met, rolled_back
@@ -201,7 +215,11 @@ class RanksThatFailWhileExpertsMove(unittest.TestCase):
         """Servers with the same fault until one meets a move, at most SERVERS. Returns the outcomes."""
         outcomes = []
         while len(outcomes) < SERVERS and not (outcomes and outcomes[-1][2]):
-            outcomes.append(self.fault(number))
+            try:
+                outcomes.append(self.fault(number))
+            except AssertionError:
+                print(self.server.read_log()[-8000:], file=sys.stderr)
+                raise
         return outcomes
 
     def test_no_answer_changes_and_nothing_remains(self):

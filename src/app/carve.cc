@@ -143,11 +143,10 @@ void AddCarve(Verb& root, VerbRun& run) {
   AddThreadsFlag(verb, options->threads);
   verb.AddFlag("--print-recipe", options->print_recipe, "Print the recipe in one line and exit");
   verb.Footer(
-      "The result is a Glm4MoeForCausalLM, which transformers loads as well. --experts-per-token of other "
-      "verbs\n"
-      "changes the number of active experts. With --no-refit and all routed experts active it computes the\n"
-      "dense model. The search for experts depends on roundings, which differ between processors; a plan\n"
-      "repeats it on other processors, and faster.\n\n"
+      "The result is a Glm4MoeForCausalLM, which transformers loads as well. --experts-per-token of other\n"
+      "verbs changes the number of active experts. With --no-refit and all routed experts active it\n"
+      "computes the dense model. The search for experts depends on roundings, which differ between\n"
+      "processors; a plan repeats it on other processors, and faster.\n\n"
       "Example:\n"
       "  moesaic carve SmolLM2-135M-Instruct.gguf --calibration chats.safetensors --out smol-moe");
   verb.OnParsed([options, &run] {

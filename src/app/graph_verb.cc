@@ -168,9 +168,8 @@ void AddGraph(Verb& root, VerbRun& run) {
   verb.AddOption("-t,--threads", options->threads, "Threads; default: one per core").Range(1, 4096);
   verb.AddFlag("--json", options->json, "Print JSON");
   verb.Footer(
-      "GB/s counts a row of features per edge and one per node. Fused operators exceed the bandwidth of "
-      "memory\n"
-      "where the nodes fit in a cache. docs/science.md has results.\n\n"
+      "GB/s counts a row of features per edge and one per node. Fused operators exceed the bandwidth of\n"
+      "memory where the nodes fit in a cache. docs/science.md has results.\n\n"
       "Examples:\n"
       "  moesaic graph bench\n"
       "  moesaic graph bench --nodes 512 --edges 32768 --columns 256 --threads 1");

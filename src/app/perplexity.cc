@@ -104,10 +104,9 @@ void AddPerplexity(Verb& root, VerbRun& run) {
       .OneOf({"text", "json"})
       .ShowDefault();
   verb.Footer(
-      "The text is tokenized once and cut into windows. A token is scored once, given the preceding tokens "
-      "of\n"
-      "its window. Errors are standard errors of the mean: those of nll and perplexity assume independent\n"
-      "tokens, those of comparisons independent windows.\n\n"
+      "The text is tokenized once and cut into windows. A token is scored once, given the preceding\n"
+      "tokens of its window. Errors are standard errors of the mean: those of nll and perplexity assume\n"
+      "independent tokens, those of comparisons independent windows.\n\n"
       "Examples:\n"
       "  moesaic perplexity model.gguf wiki.txt -c 512 --stride 256\n"
       "  moesaic perplexity model/ wiki.txt --max-tokens 20000 --save-logits base.safetensors\n"

@@ -114,8 +114,7 @@ Status FillEmptySlots(const LoadMatrix& load, parallel::PlannerOptions& options,
   if (options.max_moves >= 0 && options.max_moves < added) {
     return InvalidArgument(
         "--max-moves must be at least {}, the slots of a layer that --current leaves empty, because the "
-        "format "
-        "of --out has no empty slots; found {}",
+        "format of --out has no empty slots; found {}",
         added, options.max_moves);
   }
   if (added > 0)

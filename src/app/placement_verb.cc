@@ -220,9 +220,8 @@ void AddPlacement(Verb& root, VerbRun& run) {
   AddCostFlags(verb, *options);
   AddOtherFlags(verb, *options);
   verb.Footer(
-      "A load is a .npy array [layers, experts], SGLang's JSON with logical_count, vLLM's JSON, or a folder "
-      "of\n"
-      "OmniPlacement or TensorRT-LLM. docs/placement.md describes formats and columns.\n\n"
+      "A load is a .npy array [layers, experts], SGLang's JSON with logical_count, vLLM's JSON, or a\n"
+      "folder of OmniPlacement or TensorRT-LLM. docs/placement.md describes formats and columns.\n\n"
       "Examples:\n"
       "  moesaic placement plan chat.npy code.npy --ranks 32 --slots 288 --out plan.json --format sglang\n"
       "  moesaic placement plan load.npy --algorithm eplb --replicas 288 --groups 8 --nodes 4 --gpus 32 "

@@ -244,9 +244,8 @@ void AddProtein(Verb& root, VerbRun& run) {
   verb.AddOption("-t,--threads", options->threads, "Threads; default: one per core").Range(1, 4096);
   AddDesignFlags(verb, *options);
   verb.Footer(
-      "design prints FASTA: the native sequence with its score, then one entry per sample. Scores are means "
-      "of\n"
-      "-log p over designed residues. docs/science.md describes files and models.\n\n"
+      "design prints FASTA: the native sequence with its score, then one entry per sample. Scores are\n"
+      "means of -log p over designed residues. docs/science.md describes files and models.\n\n"
       "Examples:\n"
       "  moesaic protein inspect 5nmu.pdb.gz\n"
       "  moesaic protein design 5nmu.pdb.gz --weights v_48_020.pt --chains A -n 8 -o designs.fasta\n"

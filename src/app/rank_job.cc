@@ -266,9 +266,8 @@ void AddServingRankFlags(Verb& verb, RankFlags& flags) {
       .ShowDefault()
       .Group(group);
   verb.AddOption("--rebalance-min-gain", flags.rebalance_min_gain,
-                 "Minimum reduction of the work of a layer's busiest rank for which its experts move, as a "
-                 "fraction; "
-                 "0: any, also if the move takes longer than it saves until the next plan")
+                 "Minimum reduction of the work of a layer's busiest rank for which its experts move, as "
+                 "a fraction; 0: any, also if the move takes longer than it saves until the next plan")
       .Range(0.0, 1.0)
       .ShowDefault()
       .Group(group);
@@ -344,9 +343,8 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
       .Group(group);
   verb.AddOption("--rank-speeds", flags.rank_speeds,
                  "Relative speeds of the ranks that divide the experts, as in 1,1,0.5, for plans and the "
-                 "division of tokens; measured: those that --rebalance-experts measures. Default: those of "
-                 "the devices of "
-                 "--topology, otherwise equal ones")
+                 "division of tokens; measured: those that --rebalance-experts measures. Default: those "
+                 "of the devices of --topology, otherwise equal ones")
       .Group(group);
   verb.AddOption(
           "--layer-split", flags.layers,
@@ -420,8 +418,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
     if (layout.tolerates_failures() && (*transport)->name() != "ucx") {
       return InvalidArgument(
           "--tolerate-rank-failure needs ranks that meet over UCX, but these use {}, which ends the whole "
-          "job "
-          "with a rank; start them by MOESAIC_RENDEZVOUS instead of mpirun",
+          "job with a rank; start them by MOESAIC_RENDEZVOUS instead of mpirun",
           (*transport)->name());
     }
     if ((*transport)->size() != layout.ranks()) {
@@ -492,10 +489,9 @@ Status RankJob::CheckKernels(const std::string& own) const {
     const int first = layout_.TensorGroup(rank).front();
     if (all[rank] == all[first]) continue;
     return InvalidArgument(
-        "the ranks of a tensor parallel group must compute alike, because each of them chooses the experts "
-        "of "
-        "all rows; rank {} has kernels for {}, rank {} for {}: set MOESAIC_ISA on all ranks to one that they "
-        "have in common",
+        "the ranks of a tensor parallel group must compute alike, because each of them chooses the "
+        "experts of all rows; rank {} has kernels for {}, rank {} for {}: set MOESAIC_ISA on all ranks to "
+        "one that they have in common",
         rank, all[rank], first, all[first]);
   }
   return OkStatus();

@@ -234,9 +234,8 @@ ReportSection MixSection(const ReportInput& input) {
                 : "it may differ from the optimum by one step of a group"));
   section.notes.push_back(
       input.quality.is_null()
-          ? fmt::format("Predicted: {:.4g} nats per token, the sum of the chosen losses. `--source MODEL "
-                        "--text FILE` "
-                        "measures it.",
+          ? fmt::format("Predicted: {:.4g} nats per token, the sum of the chosen losses. "
+                        "`--source MODEL --text FILE` measures it.",
                         mix.loss)
           : fmt::format("Predicted: {:.4g} nats per token, the sum of the chosen losses; measured on {}: {}.",
                         mix.loss, input.text, Shown(input.quality, "kl", 1, "")));

@@ -150,9 +150,9 @@ void AddDtypeFlag(Verb& verb, std::string& dtype) {
   std::vector<std::string> names = tensor::QuantizableFormatNames();
   names.insert(names.begin(), "auto");
   verb.AddOption("--dtype", dtype,
-                 "Weight format in memory; auto keeps f32, and the codes of Q8_0, Q4_0, Q4_K, Q6_K, MXFP4, "
-                 "NVFP4, FP8, "
-                 "and of int4 and int8 without zero points; all other formats, f16 included, become bf16")
+                 "Weight format in memory; auto keeps f32, and the codes of Q8_0, Q4_0, Q4_K, Q6_K, "
+                 "MXFP4, NVFP4, FP8, and of int4 and int8 without zero points; all other formats, f16 "
+                 "included, become bf16")
       .OneOf(names)
       .ShowDefault();
 }

@@ -231,11 +231,9 @@ void AddTopology(Verb& root, VerbRun& run) {
       .Group(group);
   verb.AddOption("--name", options->name, "Name of the topology").ShowDefault().Group(group);
   verb.Footer(
-      "explain prints, per collective and size, the time below which no algorithm can complete, the time of "
-      "the\n"
-      "algorithm that the planner chooses, and its factor over the flat algorithm with ranks placed in "
-      "blocks and\n"
-      "in turn. docs/communication.md describes files and columns.\n\n"
+      "explain prints, per collective and size, the time below which no algorithm can complete, the time\n"
+      "of the algorithm that the planner chooses, and its factor over the flat algorithm with ranks\n"
+      "placed in blocks and in turn. docs/communication.md describes files and columns.\n\n"
       "Examples:\n"
       "  moesaic topology explain topologies/h100-2x8-infiniband.json --size 16KiB,64MiB --svg cluster.svg\n"
       "  moesaic topology probe -o machine.json\n"

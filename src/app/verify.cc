@@ -81,9 +81,8 @@ void AddVerify(Verb& root, VerbRun& run) {
   AddThreadsFlag(verb, options->threads);
   verb.Footer(
       "Checks that every byte equals the result of the settings in the files' metadata, applied to the\n"
-      "source. Checks also that every linear, read as models are loaded, is as near to the source as its "
-      "grid\n"
-      "allows. Calibrated codes are compared with the checksums in quantize.json instead.\n\n"
+      "source. Checks also that every linear, read as models are loaded, is as near to the source as its\n"
+      "grid allows. Calibrated codes are compared with the checksums in quantize.json instead.\n\n"
       "Example:\n"
       "  moesaic verify tiny-w4a16 --source models/moesaic-tiny --loader vllm");
   verb.OnParsed([options, &run] {

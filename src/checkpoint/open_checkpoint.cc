@@ -250,15 +250,13 @@ Status WeightsAreMissing(const std::string& path) {
     };
     return NotFound(
         "{}: there are no weights here that can be read: neither {} nor {}, which lists the shards, though "
-        "there is {}; "
-        "download the index",
+        "there is {}; download the index",
         path, kSingle, kIndex, *std::ranges::min_element(shards, {}, order));
   }
   if (!pickles.empty()) {
     return NotFound(
         "{}: there are no weights here that can be read: {} is PyTorch's format, which may run code when it "
-        "is read; "
-        "use a safetensors or GGUF version of the model, or write one with transformers: "
+        "is read; use a safetensors or GGUF version of the model, or write one with transformers: "
         "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
         path, *std::ranges::min_element(pickles));
   }

@@ -57,8 +57,7 @@ Status CheckSlice(const PartDecl& whole, const PartDecl& part, PackedFormat form
   }
   return Unimplemented(
       "{}: this layout needs outputs from {} and inputs [{}, {}) of {}, but packed {} is divided at "
-      "multiples "
-      "of {} outputs and {} inputs; load the checkpoint that the file was made from",
+      "multiples of {} outputs and {} inputs; load the checkpoint that the file was made from",
       path, origin.row, origin.column, end, part.module, tensor::PackedFormatName(format), tensor::kPanelRows,
       unit);
 }

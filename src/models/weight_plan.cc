@@ -102,8 +102,7 @@ StatusOr<RegionPlan> PlanRegion(const RegionDecl& decl, const Checkpoint& checkp
   if (const int i = UnequalExpert(decl, region.input_scales); i >= 0) {
     return Unimplemented(
         "{}: tensors {}.input_scale and {}.input_scale must be equal, since an expert's input is rounded "
-        "once; "
-        "found {} and {}",
+        "once; found {} and {}",
         checkpoint.path(), decl.parts[0].Module(i), decl.parts[1].Module(i), region.input_scales[3 * i],
         region.input_scales[3 * i + 1]);
   }
@@ -482,8 +481,7 @@ StatusOr<std::shared_ptr<const checkpoint::PackedFile>> PartOfFile(
   if (layout.exchanges_tokens()) {
     return InvalidArgument(
         "{}: the file has the parts of the ranks of one replica, but the replicas of {} divide the experts; "
-        "load a "
-        "packed file of the whole model, or its checkpoint",
+        "load a packed file of the whole model, or its checkpoint",
         file->path(), layout.Name());
   }
   if (const std::string stored = file->layout(); stored != layout.PartsText()) {

@@ -203,8 +203,7 @@ Status Layout::TolerateFailures() {
   if (degrees_.tensor > 1 || degrees_.pipeline > 1) {
     return InvalidArgument(
         "a job continues without a rank if each replica is one rank, because the ranks of a replica have "
-        "parts "
-        "that no other rank has; found {}",
+        "parts that no other rank has; found {}",
         Name());
   }
   tolerates_failures_ = true;

@@ -31,8 +31,7 @@ Status TooManyShards(const ModelShape& shape, int shards, int units, int unit) {
   }
   return InvalidArgument(
       "{} attention heads can't be divided among {} tensor parallel ranks: {} of them stay together, so at "
-      "most "
-      "{} ranks fit",
+      "most {} ranks fit",
       shape.heads, shards, unit, units);
 }
 

@@ -330,24 +330,19 @@ Status SetBlockSize(PoolSettings& pool, Args args) {
 constexpr Directive kDirectives[] = {
     {"engine", "URL [OPTION=VALUE ...]", "",
      "Adds an engine. Options: `role=both|prefill|decode`; `dp_ranks=N` data-parallel ranks, each scheduled "
-     "by itself; "
-     "`group=N` (a decode engine is chosen in the group of the prefill engine); `class=N` (engines of one "
-     "class share a "
-     "latency model); `weight=X` relative speed; `max_requests=N`, `max_prefill_requests=N`, "
-     "`max_decode_requests=N`, "
-     "`max_prefill_tokens=N`, `max_decode_tokens=N`, `kv_blocks=N` hard limits; `batch_tokens=N` tokens "
-     "that the engine computes in one step (vLLM's `max_num_batched_tokens`, 8192 without the option); "
-     "`drain`: "
-     "the engine finishes its requests and gets no others; `kv_events=ENDPOINT` (with "
-     "`bind:` before it the proxy binds and the engine connects), `kv_replay=ENDPOINT`; `bootstrap_port=N`; "
-     "`resolve`: one engine for each address of the URL's name, which nginx's `resolver` looks up again when "
-     "its answer expires; endpoints of the same host follow.",
+     "by itself; `group=N` (a decode engine is chosen in the group of the prefill engine); `class=N` "
+     "(engines of one class share a latency model); `weight=X` relative speed; `max_requests=N`, "
+     "`max_prefill_requests=N`, `max_decode_requests=N`, `max_prefill_tokens=N`, `max_decode_tokens=N`, "
+     "`kv_blocks=N` hard limits; `batch_tokens=N` tokens that the engine computes in one step (vLLM's "
+     "`max_num_batched_tokens`, 8192 without the option); `drain`: the engine finishes its requests and gets "
+     "no others; `kv_events=ENDPOINT` (with `bind:` before it the proxy binds and the engine connects), "
+     "`kv_replay=ENDPOINT`; `bootstrap_port=N`; `resolve`: one engine for each address of the URL's name, "
+     "which nginx's `resolver` looks up again when its answer expires; endpoints of the same host follow.",
      SetEngine},
     {"etcd", "PREFIX URL ...", "",
      "Adds the engines that etcd has below PREFIX: each value is `URL [OPTION=VALUE ...]` as in `engine`, "
-     "with "
-     "an IP address or the option `resolve`. The proxy watches the prefix by the JSON gateway of the members "
-     "at URL; while none answers, the engines stay.",
+     "with an IP address or the option `resolve`. The proxy watches the prefix by the JSON gateway of the "
+     "members at URL; while none answers, the engines stay.",
      SetEtcd},
     {"transfer", "aggregated | nixl | mooncake | sglang | ascend", "aggregated",
      "How prefill and decode engines exchange KV. `aggregated`: one engine does both.", SetTransfer},
@@ -360,8 +355,7 @@ constexpr Directive kDirectives[] = {
      SetPolicy},
     {"model", "FOLDER", "",
      "Folder with `tokenizer.json` and the chat template. Without it the prompt's tokens are estimated from "
-     "its bytes, "
-     "and only prompts of token ids are matched with cached prefixes.",
+     "its bytes, and only prompts of token ids are matched with cached prefixes.",
      SetText<&PoolSettings::model_folder>},
     {"adapters", "NAME ...", "", "Model names that are LoRA adapters: their blocks are separate.",
      SetAdapters},
@@ -393,8 +387,7 @@ constexpr Directive kDirectives[] = {
     {"transfer_cost", "MICROSECONDS_PER_TOKEN [LATENCY]", "0 2ms",
      "With separate prefill: time to move the KV of a token to a decode engine, and of a transfer without "
      "tokens. The policy `moesaic` adds them to the predicted time of a prefill engine, for the tokens that "
-     "no "
-     "decode engine of its group has, and prefers decode engines that have more of the prompt.",
+     "no decode engine of its group has, and prefers decode engines that have more of the prompt.",
      SetTransferCost},
     {"shed", "on | off", "off", "Lets the policy answer 429 to requests that cannot meet the `slo`.",
      SetShed},
@@ -408,15 +401,13 @@ constexpr Directive kDirectives[] = {
      SetTenantRate},
     {"key", "KEY [NAME] [rate=TOKENS_PER_SECOND [burst=TOKENS]] [priority=N]", "",
      "Requests need this key, or another listed one, as `Authorization: Bearer KEY`. `rate` and `burst` "
-     "replace "
-     "`tenant_rate` for the key; requests of keys with a larger `priority` are placed first.",
+     "replace `tenant_rate` for the key; requests of keys with a larger `priority` are placed first.",
      SetKey},
     {"key_file", "FILE", "", "Keys, one a line with the arguments of `key`.", SetKeyFile},
     {"pass", "PATH ...", "",
      "More paths that go to an engine without scheduling, besides `/v1/models`, `/health`, `/ping`, "
      "`/version`, `/tokenize` and `/detokenize`; a path that ends with `/` includes all paths below it. "
-     "Other "
-     "paths get 404.",
+     "Other paths get 404.",
      SetPass},
     {"client_priority", "BOUND", "0", "A request's `priority` counts up to this bound, in both directions.",
      SetClientPriority},

@@ -15,8 +15,8 @@ namespace {
 // The socket of a service manager.
 class Manager {
  public:
-  // The path of a socket has at most 107 bytes.
-  Manager() : path_(testing::TempDir() + "moesaic-notify-" + std::to_string(getpid())) {
+  // Not in TempDir(), whose path may be long: that of a socket has at most 107 bytes.
+  Manager() : path_("/tmp/moesaic-notify-" + std::to_string(getpid())) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     path_.copy(address.sun_path, sizeof(address.sun_path) - 1);

@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "server/test_context.h"
+
 namespace moesaic::server {
 namespace {
 
 // Collects the events that are written.
-class EventWriter : public ResponseWriter {
+class EventWriter : public NoWriter {
  public:
-  void Send(HttpResponse) override {}
   void Start(int status, Headers) override { started_ = status; }
   void Write(std::string piece) override {
     const std::string mark = "\ndata: ";
@@ -22,7 +23,6 @@ class EventWriter : public ResponseWriter {
     events_.push_back(*ParseJson(std::string_view(piece).substr(at + mark.size())));
   }
   void End() override { ended_ = true; }
-  void OnClientLeft(std::function<void()>) override {}
 
   std::vector<Json> events_;
   int started_ = 0;

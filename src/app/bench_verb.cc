@@ -255,8 +255,8 @@ void AddBench(Verb& root, VerbRun& run) {
       "Every combination of the lists is run, on random tokens. t/s is the median of the repetitions and\n"
       "their standard deviation. MiB/token is the memory that a decode step reads (weights and cached\n"
       "keys and values), divided by its sequences. A routed expert counts once if several sequences use\n"
-      "it. The last column is the resulting rate as a share of the read bandwidth, which is measured\n"
-      "first.\n\n"
+      "it. The last column is the resulting rate as a share of the read bandwidth,\n"
+      "which is measured first.\n\n"
       "Examples:\n"
       "  moesaic bench model.moesaic -p 128,512 -n 64 -t 8,16\n"
       "  moesaic bench model.gguf -p 0 -n 32 -d 0,4096 -s 1,8 -o json");

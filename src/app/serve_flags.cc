@@ -302,11 +302,11 @@ void AddServeFlags(Verb& verb, ServeFlags& flags) {
       .NotInConfig();
   NameEnvironment(verb);
   verb.Footer(
-      "A flag overrides the environment (--max-queue is MOESAIC_MAX_QUEUE), which overrides the\n"
-      "file (max-queue = 512).\n"
+      "A flag overrides the environment (--max-queue is MOESAIC_MAX_QUEUE). The environment\n"
+      "overrides the file (max-queue = 512).\n"
       "SIGTERM or Ctrl-C drains: new requests get 503, running ones finish, and the exit code is 0.\n"
-      "SIGHUP reloads --api-key-file, --tls-cert and --tls-key, and reopens --log-file; it never\n"
-      "stops the server.\n"
+      "SIGHUP reloads --api-key-file, --tls-cert and --tls-key, and reopens --log-file.\n"
+      "It never stops the server.\n"
       "docs/server.md describes the details.\n\n"
       "Examples:\n"
       "  moesaic serve models/moesaic-tiny\n"

@@ -69,9 +69,9 @@ void AddTune(Verb& root, VerbRun& run) {
   verb.Footer(
       "Takes 10 to 60 seconds and should run on an idle machine. Choices never change a result, and a\n"
       "choice changes only if it is faster by more than the noise. Verbs that load a model read the file\n"
-      "if it was made on this machine; each number of threads has its own file. It is disabled by\n"
-      "MOESAIC_TUNING=off or --no-tuning, and MOESAIC_TUNING=FILE selects another file. moesaic doctor\n"
-      "reports the file that is used with one thread per core.\n\n"
+      "if it was made on this machine; each number of threads has its own file. Their choices are\n"
+      "disabled by MOESAIC_TUNING=off or --no-tuning; MOESAIC_TUNING=FILE selects another file.\n"
+      "moesaic doctor reports the file that is used with one thread per core.\n\n"
       "Examples:\n"
       "  moesaic tune\n"
       "  moesaic tune --threads 8 --out tuning.json");

@@ -23,10 +23,12 @@ constexpr int64_t kScoredLogitsBytes = 128 << 20;
 // Requests often allow far more output than they get, so that the limit alone says little about the work.
 constexpr int kExpectedOutputs = 256;
 
+// Returns the tokens of the prompt and the expected output tokens.
 int64_t ExpectedTokens(const Request& request) {
   return static_cast<int64_t>(request.prompt.size()) +
          std::min(request.sampling.max_tokens, kExpectedOutputs);
 }
+
 // Returns the output tokens that are still expected.
 int ExpectedOutputs(const Sequence& sequence) {
   return std::min(sequence.limit - sequence.size(), kExpectedOutputs);

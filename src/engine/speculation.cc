@@ -180,7 +180,7 @@ void Speculation::Computed(const StepPlan& plan, std::span<const float> hidden, 
     // The token that the grammar cut off after a whole draft was drafted and is wrong.
     const bool wrong_end = draft.cut && chunk.drafts == static_cast<int>(draft.tokens.size());
     const int judged = chunk.drafts + (wrong_end ? 1 : 0);
-    // JudgeFound() counts look-ups that were not verified.
+    // Nothing was drafted, or JudgeFound() counts the look-up, which was not verified.
     if (judged == 0 || (is_free && chunk.drafts == 0)) continue;
     policy_.CountOutcome(draft.looked_up ? draft.lookup_record : draft.record, is_free, judged,
                          chunk.accepted);

@@ -53,6 +53,12 @@ struct Control {
   Tag tag = 0;
 };
 
+// A control message of which UCX may read the header until it is sent.
+struct SentControl {
+  Control header;
+  bool ended = false;
+};
+
 struct UcxTransfer {
   uint32_t slot = 0, generation = 0;
   int peer = 0;
@@ -175,6 +181,11 @@ class UcxTransport final : public Transport {
   // Returns for each peer whether a send to it has not ended.
   std::vector<bool> SendingPeers() const;
   void Close(UcxPeer& peer, bool force);
+  // Whether UCX has ended all requests of this rank.
+  bool IsIdle() const {
+    return receives_.empty() && sent_controls_.empty() && dropped_.empty() &&
+           std::ranges::count(SendingPeers(), true) == 0;
+  }
   void KeepForever();
   // Calls Progress() until `done`, or for at most `limit_s`.
   template <typename Done>
@@ -193,7 +204,7 @@ class UcxTransport final : public Transport {
   static void OnStagedSent(void* request, ucs_status_t code, void* staged);
   static void OnStagedReceived(void* request, ucs_status_t code, const ucp_tag_recv_info_t* info,
                                void* staged);
-  static void OnControlSent(void* request, ucs_status_t code, void* control);
+  static void OnControlSent(void* request, ucs_status_t code, void* sent);
   static void OnDropped(void* request, ucs_status_t code, const ucp_tag_recv_info_t* info, void* dropped);
   static void OnClosed(void* request, ucs_status_t code, void* peer);
   static void OnError(void* peer, ucp_ep_h endpoint, ucs_status_t code);
@@ -212,6 +223,8 @@ class UcxTransport final : public Transport {
   std::vector<UcxPeer*> newly_dead_;
   std::vector<Control> withdrawn_;
   std::list<Dropped> dropped_;
+  std::list<SentControl> sent_controls_;
+  bool has_errors_ = false;  // an endpoint was closed by force, or could not be closed
   bool has_questions_ = false;
   uint64_t polls_ = 0;
   uint64_t ended_ = 0, ended_before_ = 0;  // transfers, now and when AskPeers() ran last
@@ -259,8 +272,8 @@ void UcxTransport::OnStagedReceived(void* request, ucs_status_t code, const ucp_
   OnReceived(request, code, info, ended);
 }
 
-void UcxTransport::OnControlSent(void* request, ucs_status_t, void* control) {
-  delete static_cast<Control*>(control);
+void UcxTransport::OnControlSent(void* request, ucs_status_t, void* sent) {
+  static_cast<SentControl*>(sent)->ended = true;
   Ucx().request_free(request);
 }
 
@@ -269,9 +282,11 @@ void UcxTransport::OnDropped(void* request, ucs_status_t, const ucp_tag_recv_inf
   Ucx().request_free(request);
 }
 
-void UcxTransport::OnClosed(void* request, ucs_status_t, void* peer) {
+void UcxTransport::OnClosed(void* request, ucs_status_t code, void* peer) {
+  auto& closed = *static_cast<UcxPeer*>(peer);
+  if (code != UCS_OK) closed.owner->has_errors_ = true;
   // Null: the destructor did not wait any longer, and has released the request.
-  if (std::exchange(static_cast<UcxPeer*>(peer)->closing, nullptr) != nullptr) Ucx().request_free(request);
+  if (std::exchange(closed.closing, nullptr) != nullptr) Ucx().request_free(request);
 }
 
 void UcxTransport::OnError(void* peer, ucp_ep_h, ucs_status_t) {
@@ -344,19 +359,18 @@ Status UcxTransport::Connect(const std::vector<std::string>& contacts, double li
 }
 
 Status UcxTransport::SendControl(UcxPeer& peer, const Control& control) {
-  auto owned = std::make_unique<Control>(control);  // UCX may read the header later
+  SentControl& sent = sent_controls_.emplace_back(SentControl{control});
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = OnControlSent;
-  param.user_data = owned.get();
+  param.user_data = &sent;
   void* const request =
-      Ucx().am_send_nbx(peer.endpoint, kControlId, owned.get(), sizeof(*owned), nullptr, 0, &param);
+      Ucx().am_send_nbx(peer.endpoint, kControlId, &sent.header, sizeof(sent.header), nullptr, 0, &param);
+  if (!UCS_PTR_IS_PTR(request)) sent_controls_.pop_back();
   if (UCS_PTR_IS_ERR(request)) {
     return UcxStatus(fmt::format("rank {}: message to rank {}", rank_, peer.rank), UCS_PTR_STATUS(request));
   }
-  if (request != nullptr)
-    (void)owned.release();  // NOLINT(bugprone-unused-return-value): OnControlSent deletes it
   return OkStatus();
 }
 
@@ -372,8 +386,7 @@ std::vector<bool> UcxTransport::SendingPeers() const {
 // force, which ends the send.
 UcxTransport::~UcxTransport() {
   while (!receives_.empty()) Cancel(pool_.Id(*receives_.back()));
-  const auto is_sending = [&] { return std::ranges::count(SendingPeers(), true) > 0; };
-  ProgressUntil(kSendSeconds, [&] { return !is_sending(); });
+  ProgressUntil(kSendSeconds, [&] { return IsIdle(); });
   const std::vector<bool> sending = SendingPeers();
   for (UcxPeer& peer : peers_) Close(peer, peer.dead || sending[peer.rank]);
   const auto is_closed = [](const UcxPeer& peer) { return peer.closing == nullptr; };
@@ -384,23 +397,28 @@ UcxTransport::~UcxTransport() {
   for (UcxPeer& peer : peers_) {
     if (peer.closing != nullptr) Ucx().request_free(std::exchange(peer.closing, nullptr));
   }
-  if (is_sending() || !all_closed || std::ranges::any_of(peers_, &UcxPeer::dead)) KeepForever();
+  const auto has_failed = [&](const UcxPeer& peer) { return peer.dead || SilentSeconds(peer) > 0; };
+  if (!IsIdle() || !all_closed || has_errors_ || std::ranges::any_of(peers_, has_failed)) KeepForever();
   worker_.reset();  // before the peers, because it ends their requests
 }
 
-// UCX 1.13 may keep requests of a dead or stopped peer that it never ends, although the endpoint is closed,
-// and it aborts the process that destroys a worker with such a request. So the worker stays until the process
-// ends. The kernel then frees its shared memory, whose files have been unlinked.
+// UCX 1.13 may keep requests of a peer that died, that is silent or whose endpoint was closed by force, which
+// it never ends, and it aborts the process that destroys a worker with such a request. So the worker stays
+// until the process ends, with the memory of its messages. The kernel then frees its shared memory, whose
+// files have been unlinked.
 void UcxTransport::KeepForever() {
   struct Kept {
     UcxContext context;
     UcxWorker worker;
     std::deque<StagedMessage> staged;
+    std::list<Dropped> dropped;
+    std::list<SentControl> sent_controls;
   };
   static auto* const all = new std::vector<std::unique_ptr<Kept>>;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  all->push_back(std::make_unique<Kept>(Kept{std::move(context_), std::move(worker_), std::move(staged_)}));
+  all->push_back(std::make_unique<Kept>(Kept{std::move(context_), std::move(worker_), std::move(staged_),
+                                             std::move(dropped_), std::move(sent_controls_)}));
 }
 
 void UcxTransport::Close(UcxPeer& peer, bool force) {
@@ -413,6 +431,7 @@ void UcxTransport::Close(UcxPeer& peer, bool force) {
   void* const request = Ucx().ep_close_nbx(peer.endpoint, &param);
   peer.endpoint = nullptr;
   if (UCS_PTR_IS_PTR(request)) peer.closing = request;
+  if (force || UCS_PTR_IS_ERR(request)) has_errors_ = true;
 }
 
 void UcxTransport::MarkDead(UcxPeer& peer) {
@@ -573,7 +592,9 @@ void UcxTransport::Progress() {
     AskPeers(now);
     AbandonStaged(now);
   }
-  if (!dropped_.empty()) std::erase_if(dropped_, [](const Dropped& dropped) { return dropped.ended; });
+  const auto has_ended = [](const auto& request) { return request.ended; };
+  if (!dropped_.empty()) std::erase_if(dropped_, has_ended);
+  if (!sent_controls_.empty()) std::erase_if(sent_controls_, has_ended);
 }
 
 void UcxTransport::AnswerQuestions() {

@@ -37,13 +37,13 @@ int DiskIndex::CountStored(std::string_view name, std::span<const int32_t> token
 
 DiskBlock& DiskIndex::Add(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens,
                           SlotPlace place, uint64_t id) {
-  MOESAIC_CHECK(parent == nullptr || !parent->removed);
+  // The index marks the new block as used now, and a block is never older than those that follow it.
+  MOESAIC_CHECK(parent == nullptr || (!parent->removed && LastUse(*parent) == index_.now()));
   auto made = std::make_unique<DiskBlock>();
   DiskBlock& block = *made;
   block.id = id;
   block.node = index_.NewId();
   block.place = place;
-  block.last_use = parent == nullptr ? now_ : parent->last_use;
   MOESAIC_CHECK(by_id_.emplace(id, std::move(made)).second);
   if (parent != nullptr) Withdraw(*parent);
   const auto at =
@@ -62,7 +62,7 @@ bool DiskIndex::CanEvict(const DiskBlock& block) const {
 }
 
 void DiskIndex::Offer(const DiskBlock& block) {
-  if (CanEvict(block)) leaves_.emplace(block.last_use, block.id);
+  if (CanEvict(block)) leaves_.emplace(LastUse(block), block.id);
 }
 
 void DiskIndex::SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums,
@@ -74,12 +74,13 @@ void DiskIndex::SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums,
 }
 
 void DiskIndex::Touch(std::span<DiskBlock* const> chain) {
-  ++now_;
-  for (DiskBlock* block : chain) {
-    Withdraw(*block);
-    block->last_use = now_;
-    Offer(*block);
-  }
+  index_.BeginUse();
+  if (chain.empty()) return;
+  const DiskBlock& last = *chain.back();  // no other block of the chain can be evicted
+  Withdraw(last);
+  index_.CutAfter(last.node);
+  index_.Touch(*index_.position(last.node).node, [](const Index::Node&) {});
+  Offer(last);
 }
 
 void DiskIndex::Pin(DiskBlock& block) {
@@ -155,18 +156,21 @@ SlotPlace DiskIndex::TakeFree(SlotPlace after) {
 void DiskIndex::CheckStructure() const {
   index_.CheckStructure();
   int found = 0;
+  size_t leaves = 0;
   std::set<SlotPlace> places = free_;
   for (const auto& [id, block] : by_id_) {
     MOESAIC_CHECK(id == block->id && places.insert(block->place).second);
-    MOESAIC_CHECK_EQ(leaves_.count({block->last_use, id}), size_t{!block->removed && CanEvict(*block)});
     if (block->removed) continue;
     ++found;
+    MOESAIC_CHECK_EQ(leaves_.count({LastUse(*block), id}), size_t{CanEvict(*block)});
+    leaves += CanEvict(*block) ? 1 : 0;
     MOESAIC_CHECK(index_.payload(block->node) == block.get());
     const DiskBlock* const parent = Parent(*block);
     if (parent == nullptr) continue;
     MOESAIC_CHECK(!parent->removed && parent->id < id && by_id_.contains(parent->id));
-    MOESAIC_CHECK(parent->last_use >= block->last_use);
+    MOESAIC_CHECK(LastUse(*parent) >= LastUse(*block));
   }
+  MOESAIC_CHECK_EQ(leaves_.size(), leaves);
   MOESAIC_CHECK_EQ(found, index_.blocks());
 }
 

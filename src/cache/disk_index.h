@@ -37,7 +37,6 @@ struct DiskBlock {
   bool stored = false;   // false: it is being written
   bool removed = false;  // it is no longer in the index; its slot becomes free with the last use of the block
   int pins = 0;          // readers, and writers of blocks that follow
-  uint64_t last_use = 0;  // of it or of a block that follows
 };
 
 /// Contains a block only while it contains the block before it. One thread.
@@ -60,11 +59,12 @@ class DiskIndex {
   DiskBlock* Next(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens) const;
 
   /// Adds a block of `tokens` [kKvBlockTokens] after `parent` (null: the first of namespace `name`), where
-  /// there is none. It is being written to `place`, which must not be free.
+  /// there is none. `parent` must be the end of the chain that was touched last, or no chain was touched yet.
+  /// The block is being written to `place`, which must not be free.
   DiskBlock& Add(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens,
                  SlotPlace place, uint64_t id);
   void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums, std::vector<std::byte> summaries);
-  /// Marks the blocks as the last used.
+  /// Marks the blocks, which Find returned, as the last used.
   void Touch(std::span<DiskBlock* const> chain);
   void Pin(DiskBlock& block);
   void Unpin(DiskBlock& block);
@@ -93,17 +93,20 @@ class DiskIndex {
   using Index = prefix::PrefixIndex<DiskBlock*, prefix::NoNodeState, kKvBlockTokens>;
 
   DiskBlock* Parent(const DiskBlock& block) const;
+  uint64_t LastUse(const DiskBlock& block) const { return index_.last_use(block.node); }
   void Unlink(DiskBlock& block);
   void Free(DiskBlock& block);
   bool CanEvict(const DiskBlock& block) const;
   void Offer(const DiskBlock& block);
-  void Withdraw(const DiskBlock& block) { leaves_.erase({block.last_use, block.id}); }
+  void Withdraw(const DiskBlock& block) { leaves_.erase({LastUse(block), block.id}); }
 
   Index index_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<DiskBlock>> by_id_;  // removed blocks in use, too
-  std::set<std::pair<uint64_t, uint64_t>> leaves_;                   // last use and id of each that CanEvict
+  // Last use and id of each block that CanEvict. A block joins when its readers and writers end or its
+  // followers are removed, so the order of joining is not the order of use. Older records precede those of
+  // equal use.
+  std::set<std::pair<uint64_t, uint64_t>> leaves_;
   std::set<SlotPlace> free_;
-  uint64_t now_ = 0;
 };
 
 }  // namespace moesaic::cache

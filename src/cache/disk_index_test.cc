@@ -100,6 +100,43 @@ TEST_F(DiskIndexTest, EvictsTheLeastRecentlyUsedEndFirst) {
   index_.CheckStructure();
 }
 
+// After a restart no block has been used. The end with the oldest record is evicted first.
+TEST_F(DiskIndexTest, EvictsTheOldestRecordAmongBlocksOfEqualUse) {
+  AddFree(4);
+  const auto add = [&](const DiskBlock* parent, int32_t number) {
+    const std::vector<int32_t> tokens(kKvBlockTokens, number);
+    DiskBlock& block = index_.Add(parent, "a", tokens, index_.TakeFree({}), ++ids_);
+    index_.SetStored(block, {}, {});
+    return &block;
+  };
+  const DiskBlock* const first = add(nullptr, 1);
+  const DiskBlock* const second = add(nullptr, 2);
+  add(second, 3);
+  add(first, 4);
+  const auto counts = [&] { return std::pair(Count("a", {1, 4}), Count("a", {2, 3})); };
+  EXPECT_TRUE(index_.EvictOne());
+  EXPECT_EQ(counts(), std::pair(2, 1));
+  EXPECT_TRUE(index_.EvictOne());
+  EXPECT_EQ(counts(), std::pair(2, 0));
+  EXPECT_TRUE(index_.EvictOne());
+  EXPECT_EQ(counts(), std::pair(1, 0));
+  index_.CheckStructure();
+}
+
+TEST_F(DiskIndexTest, UsesOfAPartOfAPathKeepThatPart) {
+  AddFree(5);
+  Store("a", {1, 2, 3});
+  Store("b", {5, 6});
+  index_.Touch(index_.Find("a", TokensOf(std::vector<int32_t>{1, 2})));
+  index_.CheckStructure();
+  EXPECT_TRUE(index_.EvictOne());
+  EXPECT_EQ(Count("a", {1, 2, 3}), 2);
+  EXPECT_TRUE(index_.EvictOne());
+  EXPECT_TRUE(index_.EvictOne());
+  EXPECT_EQ(Count("b", {5, 6}), 0);
+  EXPECT_EQ(Count("a", {1, 2, 3}), 2);
+}
+
 TEST_F(DiskIndexTest, RemovesBlocksWithTheirFollowers) {
   AddFree(6);
   Store("a", {1, 2, 3});

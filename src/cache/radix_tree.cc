@@ -62,7 +62,7 @@ void RadixTree::FindTail(const Node& node, size_t offset, std::span<const int32_
 }
 
 void RadixTree::Use(std::span<const BlockRef> blocks) {
-  ++now_;
+  index_.BeginUse();
   if (blocks.empty()) return;
   SplitAfter(blocks.back().index());
   Stamp(blocks, /*counts=*/true, {});
@@ -83,27 +83,29 @@ void RadixTree::Touch(std::span<const BlockRef> blocks, const SessionHint& hint)
   Stamp(blocks, /*counts=*/false, hint);
 }
 
-// Makes the blocks after `block` a node of their own; the block's position.
+// Makes the blocks after `block` a node of their own. It keeps the children. Returns the block's position.
 RadixTree::Position RadixTree::SplitAfter(int32_t block) {
-  const Position at = index_.position(block);
-  if (at.depth + 1 < at.node->end()) CutAfter(*at.node, at.depth + 1 - at.node->start);
+  const Node& node = *index_.position(block).node;
+  if (Node* const front = index_.CutAfter(block)) {
+    front->uses = node.uses;
+    front->continued = true;
+    front->session = node.session;
+    front->returns_at = node.returns_at;
+  }
   return index_.position(block);
 }
 
 void RadixTree::Stamp(std::span<const BlockRef> blocks, bool counts, const SessionHint& hint) {
   if (blocks.empty()) return;
   MOESAIC_CHECK(index_.contains(blocks.back().index()));
-  for (Node* node = index_.position(blocks.back().index()).node; node->parent != nullptr;
-       node = node->parent) {
-    node->last_use = now_;
-    node->session = hint.session;
-    node->returns_at = hint.returns_at;
-    node->open &= !counts;
-    index_.Prefer(*node);
-    if (!node->queued()) continue;
-    queue_.Withdraw(*node);
-    Offer(*node);
-  }
+  index_.Touch(*index_.position(blocks.back().index()).node, [&](Node& node) {
+    node.session = hint.session;
+    node.returns_at = hint.returns_at;
+    node.open &= !counts;
+    if (!node.queued()) return;
+    queue_.Withdraw(node);
+    Offer(node);
+  });
 }
 
 void RadixTree::Insert(std::string_view name, std::span<const int32_t> tokens, std::span<BlockRef> blocks,
@@ -146,19 +148,8 @@ RadixTree::Position RadixTree::Append(Position at, const BlockRef& block, std::s
     node.uses = 1 + policy_->UsesBefore(index_.hash(block.index()));
     node.open = true;
   }
-  node.last_use = now_;
   pool_.SetCached(index_.payload(block.index()), true);
   return at;
-}
-
-// Cuts `node` in two; it keeps the blocks after its first `count` and its children.
-void RadixTree::CutAfter(Node& node, size_t count) {
-  Node& front = index_.Cut(node, count);
-  front.last_use = node.last_use;
-  front.uses = node.uses;
-  front.continued = true;
-  front.session = node.session;
-  front.returns_at = node.returns_at;
 }
 
 EvictionCandidate RadixTree::CandidateOf(const Node& node) {
@@ -212,7 +203,7 @@ int RadixTree::Shrink(Node& node, int count) {
     index_.RemoveLast(node);
   }
   node.open = false;
-  policy_->OnEvict(candidate, removed.back(), now_);
+  policy_->OnEvict(candidate, removed.back(), now());
   if (observer_ != nullptr) observer_->Removed(removed);
   if (node.blocks.empty()) {
     if (node.queued()) queue_.Withdraw(node);
@@ -225,7 +216,7 @@ int RadixTree::Shrink(Node& node, int count) {
 void RadixTree::Offer(Node& node) {
   const EvictionCandidate candidate = CandidateOf(node);
   const double returns_at = policy_->ReturnsAt(candidate);
-  if (returns_at > static_cast<double>(now_)) {
+  if (returns_at > static_cast<double>(now())) {
     queue_.AddAway(node, returns_at);
   } else {
     queue_.AddWorth(node, policy_->Worth(candidate),
@@ -235,12 +226,12 @@ void RadixTree::Offer(Node& node) {
 
 // The node to evict from now; null: there is none.
 RadixTree::Node* RadixTree::First() {
-  const auto now = static_cast<double>(now_);
-  while (EvictionQueue::Entry* due = queue_.Due(now)) {  // its predicted return has passed
+  const auto time = static_cast<double>(now());
+  while (EvictionQueue::Entry* due = queue_.Due(time)) {  // its predicted return has passed
     queue_.Withdraw(*due);
     Offer(static_cast<Node&>(*due));
   }
-  return static_cast<Node*>(queue_.First(now));
+  return static_cast<Node*>(queue_.First(time));
 }
 
 void RadixTree::CheckStructure() const {

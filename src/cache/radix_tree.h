@@ -81,7 +81,7 @@ class RadixTree {
   /// Returns the tokens of such a block, [kKvBlockTokens]. Valid until it is evicted.
   std::span<const int32_t> TokensOf(int32_t block) const { return index_.tokens(block); }
 
-  uint64_t now() const { return now_; }           ///< Time: the number of calls of Use.
+  uint64_t now() const { return index_.now(); }   ///< Time: the number of calls of Use.
   int blocks() const { return index_.blocks(); }  ///< Number of blocks, idle or held.
   int nodes() const { return index_.nodes(); }
   int64_t evicted() const { return evicted_; }  ///< Blocks evicted so far.
@@ -90,8 +90,9 @@ class RadixTree {
   void CheckStructure() const;
 
  private:
+  // The index has the time of a node's last use. The order of eviction is that of a policy, which also weighs
+  // predictions, so nodes that may be evicted are in a queue of their own.
   struct NodeState : EvictionQueue::Entry {
-    uint64_t last_use = 0;
     // Number of sequences that continued after it in different ways, or brought it back after eviction.
     uint32_t uses = 1;
     bool continued = false;  // some block has followed it
@@ -105,7 +106,6 @@ class RadixTree {
 
   void FindTail(const Node& node, size_t offset, std::span<const int32_t> tokens, PrefixMatch* match) const;
   Position Append(Position at, const BlockRef& block, std::span<const int32_t> tokens);
-  void CutAfter(Node& node, size_t count);
   Position SplitAfter(int32_t block);
   void Stamp(std::span<const BlockRef> blocks, bool counts, const SessionHint& hint);
   static EvictionCandidate CandidateOf(const Node& node);
@@ -121,7 +121,6 @@ class RadixTree {
   Index index_;          // by block number
   EvictionQueue queue_;  // nodes without children whose last block was idle when they were added
   std::function<void(int32_t block)> on_evict_;
-  uint64_t now_ = 0;  // requests so far
   int64_t evicted_ = 0;
 };
 

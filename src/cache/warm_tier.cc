@@ -109,12 +109,12 @@ void WarmTier::OnResult(const KvResult& result) {
   stats_.store_seconds += result.warm_save_seconds;
   stats_.restore_seconds += result.warm_restore_seconds;
   for (const int32_t slot : result.rejected_slots) {
-    const auto it =
-        std::ranges::find_if(by_use_, [&](int32_t id) { return index_.payload(id).slot->index() == slot; });
-    if (it == by_use_.end()) continue;  // it was evicted, or forgotten, in the same step
+    int32_t id = index_.oldest();
+    while (id >= 0 && index_.payload(id)->index() != slot) id = index_.newer(id);
+    if (id < 0) continue;  // it was evicted, or forgotten, in the same step
     ++stats_.refused_blocks;
     --stats_.stored_blocks;
-    Drop(*it);
+    Drop(id);
   }
 }
 
@@ -124,7 +124,7 @@ int64_t WarmTier::RootBytes(std::string_view name) {
 }
 
 int64_t WarmTier::UsedBytes() const {
-  return std::ssize(by_use_) * codec_.block_bytes() + index_.blocks() * kNodeBytes + root_bytes_;
+  return index_.listed_blocks() * codec_.block_bytes() + index_.blocks() * kNodeBytes + root_bytes_;
 }
 
 std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32_t> tokens, int first,
@@ -135,7 +135,7 @@ std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32
   const size_t wanted = std::min(tokens.size() / kKvBlockTokens, static_cast<size_t>(first + max));
   index_.Walk(name, tensor::KvTokensOf(tokens, wanted), [&](std::span<const int32_t> ids) {
     for (const int32_t id : ids) {
-      const SlotRef& slot = index_.payload(id).slot;
+      const SlotRef& slot = index_.payload(id);
       if (count++ < first) continue;
       whole = whole && slot != nullptr;
       if (whole) found.push_back(slot);
@@ -149,8 +149,7 @@ void WarmTier::Touch(std::string_view name, std::span<const int32_t> tokens, int
   index_.Walk(name, tensor::KvTokensOf(tokens, count),
               [&](std::span<const int32_t> ids) { chain.insert(chain.end(), ids.begin(), ids.end()); });
   for (; !chain.empty(); chain.pop_back()) {
-    const Entry& entry = index_.payload(chain.back());
-    if (entry.slot != nullptr) by_use_.splice(by_use_.end(), by_use_, entry.place);
+    if (index_.listed(chain.back())) index_.MoveToNewest(chain.back());
   }
 }
 
@@ -189,29 +188,28 @@ int32_t WarmTier::Reach(std::string_view name, Chain chain) {
 // names of the chain do not fit.
 SlotRef WarmTier::TakeSlot(std::string_view name, Chain chain) {
   if (codec_.block_bytes() + std::ssize(chain) * kNodeBytes + RootBytes(name) > bytes_) return nullptr;
-  for (auto it = by_use_.begin();;) {
+  for (int32_t id = index_.oldest();;) {
     const int64_t missing = static_cast<int64_t>(chain.size() - reached_depth_) * kNodeBytes +
                             (index_.FindRoot(name) == nullptr ? RootBytes(name) : 0);
     if (UsedBytes() + codec_.block_bytes() + missing <= bytes_) {
       if (SlotRef slot = slots_.Take()) return slot;
     }
-    while (it != by_use_.end() && index_.payload(*it).slot.use_count() > 1) ++it;
-    if (it == by_use_.end()) return nullptr;
-    Drop(*it++);
+    while (id >= 0 && index_.payload(id).use_count() > 1) id = index_.newer(id);
+    if (id < 0) return nullptr;
+    Drop(std::exchange(id, index_.newer(id)));
     ++stats_.evicted_blocks;
   }
 }
 
 void WarmTier::Drop(int32_t id) {
-  Entry& entry = index_.payload(id);
-  by_use_.erase(entry.place);
-  entry.slot = nullptr;
+  index_.Unlist(id);
+  index_.payload(id) = nullptr;
   Prune(id);
 }
 
 // Removes `id` and blocks before it as long as they have no slot and no block follows them.
 void WarmTier::Prune(int32_t id) {
-  while (id >= 0 && index_.payload(id).slot == nullptr && index_.Follower(id) < 0) {
+  while (id >= 0 && index_.payload(id) == nullptr && index_.Follower(id) < 0) {
     const int32_t parent = index_.Parent(id);
     if (reached_ == id) {
       reached_ = parent;
@@ -226,8 +224,8 @@ void WarmTier::Prune(int32_t id) {
 
 void WarmTier::Put(std::string_view name, Chain chain, int32_t block, KvOps* ops, WarmRun run) {
   Locate(name, chain, run.before_last);
-  if (reached_depth_ == chain.size() && index_.payload(reached_).slot != nullptr) {
-    by_use_.splice(by_use_.end(), by_use_, index_.payload(reached_).place);
+  if (reached_depth_ == chain.size() && index_.listed(reached_)) {
+    index_.MoveToNewest(reached_);
     return;
   }
   if (left_ <= run.more) {
@@ -242,13 +240,13 @@ void WarmTier::Put(std::string_view name, Chain chain, int32_t block, KvOps* ops
   }
   ops->push_back({.kind = KvOpKind::kSave, .area = KvArea::kWarm, .block = block, .slot = slot->index()});
   const int32_t id = Reach(name, chain);
-  index_.payload(id) = {.slot = std::move(slot), .place = by_use_.insert(by_use_.end(), id)};
+  index_.payload(id) = std::move(slot);
+  index_.MoveToNewest(id);
   ++stats_.stored_blocks;
   ++stored_in_step_;
 }
 
 void WarmTier::Clear() {
-  by_use_.clear();
   index_.Clear();
   root_bytes_ = 0;
   reached_ = -1;
@@ -258,7 +256,7 @@ void WarmTier::Clear() {
 
 WarmTierStats WarmTier::stats() const {
   WarmTierStats stats = stats_;
-  stats.blocks = static_cast<int>(by_use_.size());
+  stats.blocks = index_.listed_blocks();
   stats.bytes = stats.blocks * codec_.block_bytes();
   return stats;
 }
@@ -268,11 +266,10 @@ void WarmTier::CheckStructure() const {
   int64_t root_bytes = 0;
   for (const auto& [name, root] : index_.roots()) root_bytes += RootBytes(name);
   MOESAIC_CHECK_EQ(root_bytes, root_bytes_);
-  for (auto it = by_use_.begin(); it != by_use_.end(); ++it) {
-    MOESAIC_CHECK(index_.contains(*it) && index_.payload(*it).slot != nullptr);
-    MOESAIC_CHECK(index_.payload(*it).place == it);
+  for (int32_t id = index_.oldest(); id >= 0; id = index_.newer(id)) {
+    MOESAIC_CHECK(index_.payload(id) != nullptr);
   }
-  MOESAIC_CHECK_LE(static_cast<int>(by_use_.size()), stats_.capacity_blocks);
+  MOESAIC_CHECK_LE(index_.listed_blocks(), stats_.capacity_blocks);
   MOESAIC_CHECK_LE(UsedBytes(), bytes_);
   MOESAIC_CHECK(reached_ < 0 ? reached_depth_ == 0 : index_.contains(reached_));
 }

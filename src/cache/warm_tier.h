@@ -5,7 +5,6 @@
 #include <absl/container/flat_hash_map.h>
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -74,15 +73,12 @@ class WarmTier : public KvTier {
   void CheckStructure() const;  ///< For tests.
 
  private:
-  // A block, or the tokens of a block that others follow: then it has no slot.
-  struct Entry {
-    SlotRef slot = nullptr;
-    std::list<int32_t>::iterator place = {};  // in by_use_, while it has a slot
-  };
-  using Index = prefix::PrefixIndex<Entry, prefix::NoNodeState, kKvBlockTokens>;
+  // A block has a slot and is listed in the order of use, or it has neither: then blocks that have a slot
+  // follow it.
+  using Index = prefix::PrefixIndex<SlotRef, prefix::NoNodeState, kKvBlockTokens>;
   using Chain = std::span<const std::span<const int32_t>>;
 
-  // Bytes of one block in the index and the list, with its tokens.
+  // Bytes of one block in the index, with its tokens.
   static constexpr int64_t kNodeBytes = kKvBlockTokens * int64_t{sizeof(int32_t)} + 192;
 
   static int64_t RootBytes(std::string_view name);
@@ -99,7 +95,6 @@ class WarmTier : public KvTier {
   const bool has_summaries_;
   SlotPool slots_;
   Index index_{kKvBlockTokens};
-  std::list<int32_t> by_use_;  // blocks with slots, the least recently used first
   const int64_t bytes_;
   int64_t root_bytes_ = 0;  // of all namespaces
   const int step_blocks_;

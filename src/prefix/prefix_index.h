@@ -1,5 +1,6 @@
-// PrefixIndex: a radix tree over blocks of tokens. It stores the order of blocks and finds the longest known
-// prefix of a prompt. The user stores a payload with each block, such as the place of its bytes.
+// PrefixIndex: a radix tree over blocks of tokens. It stores the order of blocks and their last use, and
+// finds the longest known prefix of a prompt. The user stores a payload with each block, such as the place of
+// its bytes.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -31,6 +32,12 @@ struct NoNodeState {};
 /// To find a prefix, the index compares every block and computes one hash per node, unless the child that was
 /// used last is the right one. Appending a block computes one hash. Not thread-safe.
 ///
+/// Recency has two forms, and a user needs one of them:
+/// - Each node has the time of its last use, which Append and Touch set. Time counts uses (BeginUse). A use
+///   costs O(nodes).
+/// - Blocks that the user adds with MoveToNewest are in a list, in the order of their last use (oldest,
+///   newer). A use costs O(1) for each block.
+///
 /// kFixedTokens is the number of tokens per block if it is known at compile time, which makes comparisons
 /// faster. With 0 the constructor's argument is used.
 template <typename Payload, typename NodeState = NoNodeState, int kFixedTokens = 0>
@@ -42,7 +49,8 @@ class PrefixIndex {
     Node *first_child = nullptr, *next = nullptr, *previous = nullptr;  // siblings, the newest first
     std::vector<int32_t> blocks;                                        // ids
     int64_t start = 0;                                                  // number of blocks before this node
-    std::string name;                                                   // namespace; roots only
+    uint64_t last_use = 0;  // time of the last use of all its blocks; set by the index only
+    std::string name;       // namespace; roots only
     int64_t end() const { return start + static_cast<int64_t>(blocks.size()); }
 
    private:
@@ -96,6 +104,48 @@ class PrefixIndex {
   }
   uint64_t hash(int32_t id) const { return entry(id).hash; }
   Position position(int32_t id) const { return entry(id).at; }
+  uint64_t last_use(int32_t id) const { return position(id).node->last_use; }
+
+  uint64_t now() const { return now_; }  ///< Time: the number of calls of BeginUse.
+  void BeginUse() { ++now_; }
+  /// Marks the blocks up to the end of `last` as used now. Calls `visit(node)` for each of their nodes,
+  /// `last` first. A use that ends inside a node must divide it before (CutAfter).
+  template <typename Visit>
+  void Touch(Node& last, const Visit& visit) {
+    for (Node* node = &last; node->parent != nullptr; node = node->parent) {
+      node->last_use = now_;
+      Prefer(*node);
+      visit(*node);
+    }
+  }
+
+  /// Makes `id` the most recently used block of the list, and adds it to the list if necessary.
+  void MoveToNewest(int32_t id) {
+    if (newest_ == id) return;
+    if (listed(id)) {
+      Detach(entry(id));
+    } else {
+      ++listed_blocks_;
+    }
+    entry(id).older = newest_;
+    entry(id).newer = kNone;
+    (newest_ < 0 ? oldest_ : entry(newest_).newer) = id;
+    newest_ = id;
+  }
+  /// Removes `id` from the list if it is listed.
+  void Unlist(int32_t id) {
+    if (!listed(id)) return;
+    Entry& removed = entry(id);
+    Detach(removed);
+    removed.older = removed.newer = kUnlisted;
+    --listed_blocks_;
+  }
+  bool listed(int32_t id) const { return entry(id).older != kUnlisted; }
+  int listed_blocks() const { return listed_blocks_; }
+  /// Returns the least recently used listed block, or -1 if the list is empty.
+  int32_t oldest() const { return oldest_; }
+  /// Returns the listed block that was used next after listed block `id`, or -1 if there is none.
+  int32_t newer(int32_t id) const { return entry(id).newer; }
 
   /// Returns the root of a namespace, or null if the namespace has no blocks.
   Node* FindRoot(std::string_view name) const {
@@ -180,7 +230,7 @@ class PrefixIndex {
 
   /// Adds block `id` with `tokens` [block_tokens] after `at` and returns its position. A block with these
   /// tokens must not exist there (see Next). With `extend` the block may join the node of `at`; otherwise it
-  /// begins a new node.
+  /// begins a new node. Marks the node as used now.
   Position Append(Position at, int32_t id, std::span<const int32_t> tokens, Payload payload, bool extend) {
     MOESAIC_CHECK_EQ(tokens.size(), static_cast<size_t>(block_tokens()));
     Node* node = at.node;
@@ -195,6 +245,7 @@ class PrefixIndex {
     if (node->parent == nullptr || !extend || node->first_child != nullptr)
       node = &NewChild(*node, hash, tokens);
     node->blocks.push_back(id);
+    node->last_use = now_;
     added.at = {node, at.depth + 1};
     ++blocks_;
     return added.at;
@@ -211,6 +262,7 @@ class PrefixIndex {
     node.blocks.erase(node.blocks.begin(), cut);
     for (const int32_t id : front.blocks) entry(id).at.node = &front;
     front.start = node.start;
+    front.last_use = node.last_use;
     node.start += static_cast<int64_t>(count);
 
     std::unique_ptr<Node> rest = Unlink(node);
@@ -231,10 +283,13 @@ class PrefixIndex {
     return front;
   }
 
-  /// Marks `node` as the child of its parent that was used last.
-  void Prefer(Node& node) {
-    node.parent->likely = &node;
-    node.parent->likely_tag = node.tag;
+  /// Divides the node of `id` after that block. Returns the new node, which ends with `id`, or null if the
+  /// node ended with `id` before.
+  Node* CutAfter(int32_t id) {
+    const Position at = position(id);
+    return at.depth + 1 == at.node->end()
+               ? nullptr
+               : &Cut(*at.node, static_cast<size_t>(at.depth + 1 - at.node->start));
   }
 
   /// Removes the last block of `node`, which must not have children. Before the next call of a method other
@@ -243,6 +298,7 @@ class PrefixIndex {
     MOESAIC_CHECK(node.first_child == nullptr);
     const int32_t id = node.blocks.back();
     node.blocks.pop_back();
+    Unlist(id);
     entry(id).at = {};
     payload(id) = Payload();
     --blocks_;
@@ -282,7 +338,8 @@ class PrefixIndex {
     payloads_.clear();
     tokens_.clear();
     free_ids_.clear();
-    next_id_ = blocks_ = nodes_ = 0;
+    next_id_ = blocks_ = nodes_ = listed_blocks_ = 0;
+    oldest_ = newest_ = kNone;
   }
 
   /// Aborts if an invariant of the tree is violated. For tests.
@@ -299,6 +356,7 @@ class PrefixIndex {
       for (const Node* node = parent.first_child; node != nullptr; node = node->next) {
         MOESAIC_CHECK(node->parent == &parent && node->start == parent.end() && !node->blocks.empty());
         MOESAIC_CHECK(node->next == nullptr || node->next->previous == node);
+        MOESAIC_CHECK(node->last_use <= now_);
         MOESAIC_CHECK(node->tag == TagOf(tokens(node->blocks.front())));
         MOESAIC_CHECK(node->first_hash == hash(node->blocks.front()));
         MOESAIC_CHECK(node->likely == nullptr ||
@@ -319,16 +377,26 @@ class PrefixIndex {
     }
     MOESAIC_CHECK_EQ(blocks, blocks_);
     MOESAIC_CHECK_EQ(nodes, nodes_);
+    int in_list = 0;
+    int32_t older = kNone;
+    for (int32_t id = oldest_; id >= 0; older = std::exchange(id, newer(id)), ++in_list) {
+      MOESAIC_CHECK(contains(id) && entry(id).older == older);
+    }
+    MOESAIC_CHECK_EQ(newest_, older);
+    MOESAIC_CHECK_EQ(in_list, listed_blocks_);
   }
 
  private:
   // Blocks whose tokens are prefetched before they are compared: a comparison takes about 10 ns, memory 100.
   static constexpr size_t kAhead = 8;
   static constexpr uint32_t kChunk = 256;  // blocks whose memory is allocated together
+  static constexpr int32_t kNone = -1;     // no neighbor in the list
+  static constexpr int32_t kUnlisted = -2;
 
   struct Entry {
     uint64_t hash = 0;
-    Position at;  // without a node if the id is not in use
+    Position at;                                   // without a node if the id is not in use
+    int32_t older = kUnlisted, newer = kUnlisted;  // neighbors in the list
   };
   struct alignas(64) TokenLine {
     std::array<int32_t, 16> tokens;
@@ -385,6 +453,17 @@ class PrefixIndex {
     Entry& added = entry(id);
     MOESAIC_CHECK(added.at.node == nullptr);
     return added;
+  }
+
+  // Marks `node` as the child of its parent that was used last.
+  void Prefer(Node& node) {
+    node.parent->likely = &node;
+    node.parent->likely_tag = node.tag;
+  }
+  // Connects the neighbors of a listed block with each other.
+  void Detach(const Entry& block) {
+    (block.older < 0 ? oldest_ : entry(block.older).newer) = block.newer;
+    (block.newer < 0 ? newest_ : entry(block.newer).older) = block.older;
   }
 
   uint64_t EndHash(const Node& node) const {
@@ -447,7 +526,9 @@ class PrefixIndex {
   absl::flat_hash_map<uint64_t, std::unique_ptr<Node>> by_hash_;     // by first_hash; twins are chained
   std::vector<int32_t> free_ids_;
   int32_t next_id_ = 0;
-  int blocks_ = 0, nodes_ = 0;
+  int blocks_ = 0, nodes_ = 0, listed_blocks_ = 0;
+  uint64_t now_ = 0;
+  int32_t oldest_ = kNone, newest_ = kNone;  // ends of the list
 };
 
 }  // namespace moesaic::prefix

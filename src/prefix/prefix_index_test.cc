@@ -46,6 +46,26 @@ class PrefixIndexTest : public testing::TestWithParam<int> {
   int Count(const std::string& name, const std::string& path) const {
     return static_cast<int>(Find(name, path).size());
   }
+  // Uses the known blocks of a path. Returns the first letters of the nodes that were visited.
+  std::string Use(const std::string& path) {
+    const std::vector<int32_t> ids = Find("", path);
+    index_.BeginUse();
+    std::string visited;
+    if (ids.empty()) return visited;
+    index_.CutAfter(ids.back());
+    index_.Touch(*index_.position(ids.back()).node,
+                 [&](const Index::Node& node) { visited += Letter(node.blocks.front()); });
+    index_.CheckStructure();
+    return visited;
+  }
+  uint64_t LastUse(const std::string& path) const { return index_.last_use(Find("", path).back()); }
+  char Letter(int32_t id) const { return static_cast<char>(index_.tokens(id)[0]); }
+  // A path of up to `letters` letters, of which there are two.
+  static std::string RandomPath(std::mt19937& random, size_t letters) {
+    std::string path(1 + random() % letters, 'a');
+    for (char& letter : path) letter = static_cast<char>('a' + random() % 2);
+    return path;
+  }
 
   // With two bits nearly all hashes collide, and only tokens distinguish blocks.
   Index index_{size(), KeyedHasher(/*bits=*/2)};
@@ -115,6 +135,85 @@ TEST_P(PrefixIndexTest, BehavesLikeASetOfPaths) {
   index_.Clear();
   index_.CheckStructure();
   EXPECT_EQ(Count("", "a"), 0);
+}
+
+TEST_P(PrefixIndexTest, AUseThatEndsInsideANodeDividesIt) {
+  Add("", "abcd");
+  Add("", "abxy");
+  EXPECT_EQ(Use("abc"), "ca") << "the nodes are ab and c, and the last one is visited first";
+  EXPECT_EQ(index_.nodes(), 4) << "the nodes are ab, c, d, xy";
+  EXPECT_EQ(LastUse("a"), 1U);
+  EXPECT_EQ(LastUse("abc"), 1U);
+  EXPECT_EQ(LastUse("abcd"), 0U);
+  EXPECT_EQ(LastUse("abx"), 0U);
+  EXPECT_EQ(Use("q"), "");
+  EXPECT_EQ(index_.now(), 2U) << "a use of unknown blocks advances the time too";
+  EXPECT_EQ(Use("abxy"), "xa");
+  EXPECT_EQ(LastUse("ab"), 3U);
+  EXPECT_EQ(LastUse("abc"), 1U);
+}
+
+// Compares the last use of each block with that in a map. Every use marks the known blocks of a path, and may
+// add the others.
+TEST_P(PrefixIndexTest, RemembersTheLastUseOfEachBlock) {
+  std::mt19937 random(11);
+  std::map<std::string, uint64_t> model;  // last use of each path
+  for (uint64_t now = 1; now <= 600; ++now) {
+    const std::string path = RandomPath(random, 5);
+    const std::string known = path.substr(0, Find("", path).size());
+    Use(path);
+    ASSERT_EQ(index_.now(), now);
+    for (size_t i = 1; i <= known.size(); ++i) model[path.substr(0, i)] = now;
+    const uint32_t next = random() % 4;
+    if (next < 2) {
+      Add("", path);
+      for (size_t i = known.size() + 1; i <= path.size(); ++i) model[path.substr(0, i)] = now;
+    } else if (const int32_t last = known.empty() ? -1 : Find("", known).back();
+               next == 2 && last >= 0 && index_.Follower(last) < 0) {
+      index_.Remove(last);
+      index_.CheckStructure();
+      model.erase(known);
+    }
+    for (const auto& [text, used] : model) ASSERT_EQ(LastUse(text), used) << text;
+  }
+}
+
+// Compares the list of blocks with a vector.
+TEST_P(PrefixIndexTest, ListsBlocksInTheOrderOfTheirLastUse) {
+  std::mt19937 random(13);
+  std::vector<std::string> model;  // the paths of the listed blocks, the least recently used first
+  for (int step = 0; step < 2000; ++step) {
+    const std::string path = RandomPath(random, 4);
+    const std::vector<int32_t> ids = Find("", path);
+    const std::string known = path.substr(0, ids.size());
+    const uint32_t next = random() % 5;
+    if (next == 0) {
+      Add("", path);
+    } else if (!ids.empty() && next < 3) {
+      index_.MoveToNewest(ids.back());
+      std::erase(model, known);
+      model.push_back(known);
+    } else if (!ids.empty() && next == 3) {
+      index_.Unlist(ids.back());
+      std::erase(model, known);
+    } else if (!ids.empty() && index_.Follower(ids.back()) < 0) {
+      index_.Remove(ids.back());
+      std::erase(model, known);
+    }
+    index_.CheckStructure();
+    std::vector<std::string> listed;
+    for (int32_t id = index_.oldest(); id >= 0; id = index_.newer(id)) {
+      EXPECT_TRUE(index_.listed(id));
+      std::string& text = listed.emplace_back();
+      for (const int32_t each : index_.Path(id)) text += Letter(each);
+    }
+    ASSERT_EQ(listed, model);
+    ASSERT_EQ(index_.listed_blocks(), static_cast<int>(model.size()));
+  }
+  index_.Clear();
+  index_.CheckStructure();
+  EXPECT_EQ(index_.oldest(), -1);
+  EXPECT_EQ(index_.listed_blocks(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(BlockTokens, PrefixIndexTest, testing::Values(1, 16, 64, 300));

@@ -5,17 +5,35 @@
 
 #include <cstring>
 #include <random>
-#include <vector>
+
+#include "base/check.h"
 
 namespace moesaic::prefix {
 namespace {
 
-constexpr size_t kCommonTokens = 64;     // per block of this engine
-constexpr size_t kMaxStackTokens = 256;  // larger blocks are hashed from the heap
+using Secret = std::array<std::byte, 192>;
+
+uint64_t HashOf(const void* bytes, size_t size, const Secret& secret) {
+  return XXH3_64bits_withSecret(bytes, size, secret.data(), secret.size());
+}
+
+// Hash of one block without its parent. The compiler knows the length of this engine's block, and of vLLM's
+// default block.
+uint64_t HashOfTokens(std::span<const int32_t> tokens, const Secret& secret) {
+  constexpr size_t kEngineTokens = 64, kCommonTokens = 16;
+  if (tokens.size() == kEngineTokens) return HashOf(tokens.data(), kEngineTokens * sizeof(int32_t), secret);
+  if (tokens.size() == kCommonTokens) return HashOf(tokens.data(), kCommonTokens * sizeof(int32_t), secret);
+  return HashOf(tokens.data(), tokens.size_bytes(), secret);
+}
+
+uint64_t Chained(uint64_t parent, uint64_t block, const Secret& secret) {
+  const std::array<uint64_t, 2> pair = {parent, block};
+  return HashOf(pair.data(), sizeof(pair), secret);
+}
 
 }  // namespace
 
-static_assert(sizeof(std::array<std::byte, 192>) >= XXH3_SECRET_SIZE_MIN);
+static_assert(sizeof(Secret) >= XXH3_SECRET_SIZE_MIN);
 
 KeyedHasher::KeyedHasher(int bits) : mask_(bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1) {
   std::random_device device;
@@ -30,23 +48,24 @@ KeyedHasher::KeyedHasher(std::span<const std::byte, 192> secret) : mask_(~uint64
 }
 
 uint64_t KeyedHasher::Root(std::string_view name) const {
-  return XXH3_64bits_withSecret(name.data(), name.size(), secret_.data(), secret_.size()) & mask_;
+  return HashOf(name.data(), name.size(), secret_) & mask_;
 }
 
 uint64_t KeyedHasher::Next(uint64_t parent, std::span<const int32_t> tokens) const {
-  if (tokens.size() == kCommonTokens) {  // the compiler knows the length
-    std::array<std::byte, sizeof(parent) + kCommonTokens * sizeof(int32_t)> input;
-    std::memcpy(input.data(), &parent, sizeof(parent));
-    std::memcpy(&input[sizeof(parent)], tokens.data(), kCommonTokens * sizeof(int32_t));
-    return XXH3_64bits_withSecret(input.data(), input.size(), secret_.data(), secret_.size()) & mask_;
+  return Chained(parent, HashOfTokens(tokens, secret_), secret_) & mask_;
+}
+
+uint64_t KeyedHasher::AddContent(uint64_t block, std::string_view content) const {
+  return Chained(block, HashOf(content.data(), content.size(), secret_), secret_) & mask_;
+}
+
+void KeyedHasher::NextBlocks(uint64_t parent, std::span<const int32_t> tokens, size_t block_tokens,
+                             std::span<uint64_t> hashes) const {
+  MOESAIC_CHECK_LE(hashes.size() * block_tokens, tokens.size());
+  for (uint64_t& hash : hashes) {
+    parent = hash = Chained(parent, HashOfTokens(tokens.first(block_tokens), secret_), secret_) & mask_;
+    tokens = tokens.subspan(block_tokens);
   }
-  std::array<std::byte, sizeof(parent) + kMaxStackTokens * sizeof(int32_t)> small;
-  std::vector<std::byte> large(tokens.size() > kMaxStackTokens ? sizeof(parent) + tokens.size_bytes() : 0);
-  std::byte* const input = large.empty() ? small.data() : large.data();
-  std::memcpy(input, &parent, sizeof(parent));
-  std::memcpy(input + sizeof(parent), tokens.data(), tokens.size_bytes());
-  const size_t bytes = sizeof(parent) + tokens.size_bytes();
-  return XXH3_64bits_withSecret(input, bytes, secret_.data(), secret_.size()) & mask_;
 }
 
 }  // namespace moesaic::prefix

@@ -9,8 +9,12 @@
 
 namespace moesaic::prefix {
 
-/// XXH3 with a secret of 192 random bytes. Without the secret no caller can construct two blocks that
-/// collide, or learn from a hash the tokens of a block. A hash only finds candidates; tokens decide equality.
+/// hash = H(hash of the block before, H(tokens)), with H = 64-bit XXH3 with a secret of 192 random bytes. The
+/// tokens of different blocks are hashed independently, so that the processor overlaps them; only the hash of
+/// 16 bytes waits for the block before.
+///
+/// Without the secret no caller can construct two blocks that collide, or learn from a hash the tokens of a
+/// block. A hash only finds candidates; tokens decide equality.
 class KeyedHasher {
  public:
   /// Draws a new secret. Keeps `bits` of each hash; tests pass fewer than 64 to provoke collisions.
@@ -22,6 +26,13 @@ class KeyedHasher {
   uint64_t Root(std::string_view name) const;
   /// Returns the hash of the block of `tokens` that follows the block with hash `parent`.
   uint64_t Next(uint64_t parent, std::span<const int32_t> tokens) const;
+  /// Returns the hash of a block that has other content than tokens too, such as an image. `block` is the
+  /// hash of its tokens, by Next.
+  uint64_t AddContent(uint64_t block, std::string_view content) const;
+  /// Sets `hashes` to those of the adjacent blocks of `tokens`, each of `block_tokens` tokens. The first one
+  /// follows the block with hash `parent`.
+  void NextBlocks(uint64_t parent, std::span<const int32_t> tokens, size_t block_tokens,
+                  std::span<uint64_t> hashes) const;
 
  private:
   std::array<std::byte, 192> secret_;

@@ -218,14 +218,5 @@ TEST_P(PrefixIndexTest, ListsBlocksInTheOrderOfTheirLastUse) {
 
 INSTANTIATE_TEST_SUITE_P(BlockTokens, PrefixIndexTest, testing::Values(1, 16, 64, 300));
 
-TEST(KeyedHasherTest, DependsOnTheSecretTheNamespaceAndTheTokens) {
-  const KeyedHasher one, two;
-  const std::vector<int32_t> a = Tokens("a", 64), b = Tokens("b", 64);
-  EXPECT_EQ(one.Next(one.Root("x"), a), one.Next(one.Root("x"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), two.Next(two.Root("x"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), one.Next(one.Root("y"), a));
-  EXPECT_NE(one.Next(one.Root("x"), a), one.Next(one.Root("x"), b));
-}
-
 }  // namespace
 }  // namespace moesaic::prefix

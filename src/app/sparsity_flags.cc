@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tensor/kv_layout.h"
+
 namespace moesaic::app {
 
 void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::string>& modes, bool audits) {
@@ -28,7 +30,7 @@ void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::s
       .Group(group);
   verb.AddOption("--kv-sparsity-reuse", flags.options.defaults.reuse,
                  "Number of adjacent tokens that share the choice of the first one; 1: each row chooses")
-      .Range(1, 64)
+      .Range(1, tensor::kKvBlockTokens)
       .ShowDefault()
       .Group(group);
   verb.AddOption(

@@ -21,6 +21,7 @@
 namespace moesaic::kernels {
 namespace {
 
+static_assert(kBlockKeys == kKvBlockTokens);
 constexpr int kCallTokens = kAttentionRuns * kKvBlockTokens;  // keys of one micro-kernel call
 
 // Calls per split. One is long enough to make a split's fixed cost small: merging is one pass over value_dim

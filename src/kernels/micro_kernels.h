@@ -86,6 +86,10 @@ struct RouteTask {
 constexpr int RouteScratch(int experts) { return 5 * experts + 16; }
 using RouteFn = void (*)(const RouteTask& task);
 
+/// Keys of a KV block, layer and head: of a run of an AttentionTile, and of a key summary. It is
+/// tensor::kKvBlockTokens, whose header has inline code; attention.cc compares them.
+constexpr int kBlockKeys = 64;
+
 constexpr int kAttentionRuns = 4;    ///< maximum runs of an AttentionTile
 constexpr int kAttentionRows = 128;  ///< maximum rows of an AttentionTile
 

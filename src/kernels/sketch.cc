@@ -8,7 +8,6 @@
 namespace moesaic::kernels {
 namespace {
 
-constexpr int kKeys = 64;
 constexpr int kPartialSums = 16;  // partial sums, which compilers keep in one register
 // With two planes, a sign counts 3 if the magnitude exceeds the mean of the magnitudes times this, otherwise
 // 1. The optimum for normally distributed numbers is 0.98 of their deviation, which is 1.23 times that mean.
@@ -140,8 +139,8 @@ void MakeSketches(const KeySummaryTask& t) {
   for (int part = 0; part < 2; ++part) {
     const int begin = ends[part], dim = ends[part + 1] - begin;
     if (dim == 0) continue;
-    float factors[kKeys], most = 0;
-    for (int key = 0; key < kKeys; ++key) {
+    float factors[kBlockKeys], most = 0;
+    for (int key = 0; key < kBlockKeys; ++key) {
       LoadKey(t, key, begin, dim, part, buffers.x);
       factors[key] = SketchKey(dim, key, &buffers, planes);
       most = std::max(most, factors[key]);
@@ -149,8 +148,8 @@ void MakeSketches(const KeySummaryTask& t) {
     planes += layout.width[part] / 64 * kSketchStepBytes;
     if (!(most > 0)) continue;
     header->sketch[part] = most / 255;
-    auto* to = reinterpret_cast<uint8_t*>(t.summary + layout.factors) + part * kKeys;
-    for (int key = 0; key < kKeys; ++key) {
+    auto* to = reinterpret_cast<uint8_t*>(t.summary + layout.factors) + part * kBlockKeys;
+    for (int key = 0; key < kBlockKeys; ++key) {
       to[key] = static_cast<uint8_t>(std::min(factors[key] / most * 255 + 0.5F, 255.0F));
     }
   }

@@ -10,7 +10,7 @@ namespace moesaic::kernels {
 
 /// 64 keys of key_dim dimensions; those from key_split on have their own scales (int8).
 struct TestKeys {
-  static constexpr int kKeys = 64;
+  static constexpr int kKeys = kBlockKeys;
 
   TestKeys(tensor::DType dtype, int key_dim, int key_split)
       : dtype(dtype),

@@ -37,14 +37,13 @@
 namespace moesaic::kernels {
 namespace {
 
-constexpr int kRunKeys = 64;
 constexpr int kPackDims = 256;  // dimensions of a piece of kLanes keys: 16 KB, or 8 KB with 8 lanes
 // maximum rows of a group: kLanes sums in registers hide the latency of the FMAs
 constexpr int kMaxRows = kLanes / 2;
 constexpr int kDotRows = kLanes / 4;  // rows whose dot products run together: this many sums
 constexpr int kStrip = 2 * kLanes;    // value dimensions of a strip
 constexpr int kMaxGroups = kAttentionRows / kMaxRows;
-static_assert(kRunKeys % kLanes == 0);
+static_assert(kBlockKeys % kLanes == 0);
 
 // One run of keys of the tile, with its own pointers; max, sum and acc continue from the previous run.
 struct KeyRun {
@@ -70,10 +69,10 @@ struct Group {
 };
 
 struct alignas(64) Memory {
-  float scores[kAttentionRows][kRunKeys];  // replaced by weights
-  float keep[kMaxGroups][kLanes];          // factors of the sums of earlier runs
+  float scores[kAttentionRows][kBlockKeys];  // replaced by weights
+  float keep[kMaxGroups][kLanes];            // factors of the sums of earlier runs
   float keys[kPackDims * kLanes];
-  float values[kRunKeys * kStrip];
+  float values[kBlockKeys * kStrip];
   Group groups[kMaxGroups];
   int count;  // number of groups
 };
@@ -146,8 +145,8 @@ template <bool kAhead, typename T>
   }
 }
 
-/// Computes dot products of R rows with the packed keys into scores [R][kRunKeys], adding to them with `add`.
-/// Prefetches kPrefetchBytes bytes per eight dimensions, from `ahead` on.
+/// Computes dot products of R rows with the packed keys into scores [R][kBlockKeys], adding to them with
+/// `add`. Prefetches kPrefetchBytes bytes per eight dimensions, from `ahead` on.
 template <int R, int kPrefetchBytes, typename T>
 [[gnu::noinline]] void Dots(const float* q, int64_t q_stride, const float* packed, int dims, bool add,
                             const float* scales, const char* ahead, float* scores) {
@@ -173,7 +172,7 @@ template <int R, int kPrefetchBytes, typename T>
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    float* to = scores + r * kRunKeys;
+    float* to = scores + r * kBlockKeys;
     V x = SumFourIn128(sum + 4 * r);
     if constexpr (kScaled) x = Mul(x, Load(scales));
     Store(to, add ? Add(Load(to), x) : x);
@@ -190,7 +189,7 @@ inline void DotsOfGroup(const Group& g, const float* q, int64_t q_stride, const 
     constexpr int kEach = kPrefetch ? 6 * kLanes * int{sizeof(T)} * kRows / size : 0;
     for (int r = 0; r < size; r += kRows, ahead += kEach * dims / 8) {
       Dots<kRows, kEach, T>(q + r * q_stride, q_stride, packed, dims, add, scales, ahead,
-                            scores + r * kRunKeys);
+                            scores + r * kBlockKeys);
     }
   });
 }
@@ -201,7 +200,7 @@ inline void Scores(const KeyRun& t, Memory* m) {
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
   const int split = std::is_same_v<T, int8_t> ? t.key_split : t.key_dim;
   const char* ahead = reinterpret_cast<const char*>(t.keys) + t.next;
-  for (int key = 0; key < kRunKeys; key += kLanes) {
+  for (int key = 0; key < kBlockKeys; key += kLanes) {
     const T* keys = reinterpret_cast<const T*>(t.keys) + key * stride;
     for (int d = 0, dims; d < t.key_dim; d += dims) {
       const int left = (d < split ? split : t.key_dim) - d;
@@ -240,7 +239,7 @@ inline float MaxLanes(V x) {
 /// row, from `ahead` on.
 template <typename T>
 [[gnu::noinline]] void Softmax(const KeyRun& t, const Group& g, const char* ahead, int bytes, float* keep,
-                               float (*scores)[kRunKeys]) {
+                               float (*scores)[kBlockKeys]) {
   alignas(64) static constexpr int32_t kOrder[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const VI order = LoadInts(kOrder);
   const V nothing = Set(-__builtin_inff());
@@ -326,7 +325,7 @@ template <int R, int C, bool kTail, bool kAhead, bool kPacked, typename T>
     }
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
-      const V weight = Set(weights[i * kRunKeys + j]);
+      const V weight = Set(weights[i * kBlockKeys + j]);
 #pragma GCC unroll 16
       for (int c = 0; c < C; ++c) sum[i * C + c] = Fma(weight, value[c], sum[i * C + c]);
     }
@@ -356,7 +355,7 @@ inline void AddAllValues(const KeyRun& t, const Group& g, const float* weights, 
   float* acc = t.acc + g.first * t.acc_stride;
   // The next values are prefetched in address order, not in strips like the current ones: the hardware
   // prefetcher then detects a stream.
-  constexpr int64_t each = kRunKeys * sizeof(T) * 3 / 4;  // bytes per dimension
+  constexpr int64_t each = kBlockKeys * sizeof(T) * 3 / 4;  // bytes per dimension
   for (; d + C * kLanes <= t.value_dim; d += C * kLanes) {
     AddValues<R, C, false, kAhead, false>(g, weights, keep, values + d, value_stride, acc + d, t.acc_stride,
                                           0, kAhead ? ahead + d * each : nullptr);
@@ -390,7 +389,7 @@ inline void FinishOne(const KeyRun& t, bool prefetch, Memory* m) {
   const Group& g = m->groups[0];
   if (g.keys == 0) return;
   const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
-  const int quarter = t.value_dim * kRunKeys * static_cast<int>(sizeof(T)) / 4;
+  const int quarter = t.value_dim * kBlockKeys * static_cast<int>(sizeof(T)) / 4;
   Softmax<T>(t, g, ahead, prefetch ? quarter / g.rows : 0, m->keep[0], m->scores);
   WithSize(g.size, [&](auto size) {
     if (prefetch) {
@@ -414,7 +413,7 @@ inline void FinishAll(const KeyRun& t, bool prefetch, Memory* m) {
   const int64_t value_stride = t.value_stride / static_cast<int64_t>(sizeof(T));
   const char* ahead = reinterpret_cast<const char*>(t.values) + t.next;
   int d = 0;
-  for (; d + kStrip <= t.value_dim; d += kStrip, ahead += kRunKeys * kStrip * sizeof(T)) {
+  for (; d + kStrip <= t.value_dim; d += kStrip, ahead += kBlockKeys * kStrip * sizeof(T)) {
     if (prefetch) {
       PackValues<true>(values + d, value_stride, most, ahead, m->values);
     } else {
@@ -444,9 +443,9 @@ inline void RunRows(const KeyRun& t, Memory* m) {
   FindGroups(t, m);
   if constexpr (std::is_same_v<T, int8_t>) {
     if (t.next != 0) {
-      Prefetch<float, 2>(reinterpret_cast<const char*>(t.key_scales) + t.next_scales, kRunKeys);
+      Prefetch<float, 2>(reinterpret_cast<const char*>(t.key_scales) + t.next_scales, kBlockKeys);
       const float* others = t.values == t.keys ? t.rest_scales : t.value_scales;
-      Prefetch<float, 2>(reinterpret_cast<const char*>(others) + t.next_scales, kRunKeys);
+      Prefetch<float, 2>(reinterpret_cast<const char*>(others) + t.next_scales, kBlockKeys);
     }
   }
   Scores<T>(t, m);
@@ -466,8 +465,8 @@ inline void RunAttentionTile(const AttentionTile& tile) {
     KeyRun run;
     int most = 0;
     for (int r = 0; r < tile.rows; ++r) {
-      const int seen = tile.visible[r] - i * kRunKeys;
-      run.visible[r] = seen < 0 ? 0 : (seen < kRunKeys ? seen : kRunKeys);
+      const int seen = tile.visible[r] - i * kBlockKeys;
+      run.visible[r] = seen < 0 ? 0 : (seen < kBlockKeys ? seen : kBlockKeys);
       most = run.visible[r] > most ? run.visible[r] : most;
     }
     if (most == 0) return;

@@ -7,10 +7,9 @@
 namespace moesaic::kernels::cpu {
 namespace {
 
-constexpr int kRunKeys = 64;
 constexpr int kMaxKeyDim = 576;  // DeepSeek's latent and rope part
 constexpr int kMaxValueDim = 512;
-constexpr int kKeys = kAttentionRuns * kRunKeys;
+constexpr int kKeys = kAttentionRuns * kBlockKeys;
 constexpr int kSteps = kKeys / kStep;
 constexpr int kBlockTiles = 4;  // tiles of 16 value dimensions: their sums take half of the tile registers
 
@@ -25,13 +24,13 @@ class Stream {
     for (int part = 0; part < (t.value_offset == 0 ? 1 : 2); ++part) {
       for (int i = 0; i < kAttentionRuns && t.after[i] != nullptr; ++i) {
         const std::byte* first = t.after[i] + (part == 0 ? 0 : t.value_offset);
-        const int64_t bytes = kRunKeys * (part == 0 ? t.key_stride : t.value_stride);
+        const int64_t bytes = kBlockKeys * (part == 0 ? t.key_stride : t.value_stride);
         ranges_[count_++] = {first, first + bytes};
         units += bytes / kUnit;
         if (t.kv_dtype != tensor::DType::kI8) continue;
         const int64_t scales = t.after_scales + (part == 1 ? t.value_scales : t.key_scales);
         const int64_t rest = t.key_split < t.key_dim ? t.after_scales + t.rest_scales : scales;
-        for (int byte = 0; byte < kRunKeys * 4; byte += 64) {
+        for (int byte = 0; byte < kBlockKeys * 4; byte += 64) {
           _mm_prefetch(t.after[i] + scales + byte, _MM_HINT_T1);
           if (rest != scales) _mm_prefetch(t.after[i] + rest + byte, _MM_HINT_T1);
         }
@@ -151,7 +150,7 @@ inline void PackPair(const AttentionTile& t, const std::byte* values, int left, 
 
 /// Returns the values of keys [32 s, ...).
 inline const std::byte* ValuesOf(const AttentionTile& t, int s) {
-  return t.runs[s * kStep / kRunKeys] + t.value_offset + s * kStep % kRunKeys * t.value_stride;
+  return t.runs[s * kStep / kBlockKeys] + t.value_offset + s * kStep % kBlockKeys * t.value_stride;
 }
 
 /// Interleaves the values of keys [32 s, 32 s + 32) in pairs; keys below `seen` are visible. Layout:

@@ -50,8 +50,8 @@ struct alignas(64) Memory {
   std::byte weights[kGroups][kSteps][R * 64];  // [step][row][32 keys]
   // Values of all keys, in ValuePacker's layout; for one group, values of two steps.
   std::byte values[(R == 8 ? 2 * kBlockTiles : kMaxValueDim / 16 * kSteps) * kTileBytes];
-  float out[R][kMaxValueDim];                // O of a group with unused rows
-  std::byte keys[kRunKeys][2 * kMaxKeyDim];  // int8: keys of a run, converted to bfloat16
+  float out[R][kMaxValueDim];                  // O of a group with unused rows
+  std::byte keys[kBlockKeys][2 * kMaxKeyDim];  // int8: keys of a run, converted to bfloat16
   std::byte queries[kGroups][kMaxKeyDim * R * 4];
 };
 
@@ -154,9 +154,9 @@ inline V KeyScales(const float* scales) {
 template <int R>
 inline void ScaleScores(const Work<R>& w, int g, int first, int count) {
   const AttentionTile& t = w.t;
-  const std::byte* run = t.runs[first / kRunKeys];
-  const auto* scales = reinterpret_cast<const float*>(run + t.key_scales) + first % kRunKeys;
-  const auto* rest_scales = reinterpret_cast<const float*>(run + t.rest_scales) + first % kRunKeys;
+  const std::byte* run = t.runs[first / kBlockKeys];
+  const auto* scales = reinterpret_cast<const float*>(run + t.key_scales) + first % kBlockKeys;
+  const auto* rest_scales = reinterpret_cast<const float*>(run + t.rest_scales) + first % kBlockKeys;
   const float(*rest)[R] = w.m->rest_scores[g] + first;
   float(*scores)[R] = w.m->scores[g] + first;
   for (int j = 0; j < count; j += kLanes / R) {
@@ -169,12 +169,12 @@ inline void ScaleScores(const Work<R>& w, int g, int first, int count) {
 /// Computes scores of all groups for all visible keys and some more, and packs several groups' values.
 template <int R, bool kSeveral>
 inline void Score(const Work<R>& w) {
-  constexpr int kAtOnce = kSeveral ? kStep : kRunKeys;
+  constexpr int kAtOnce = kSeveral ? kStep : kBlockKeys;
   const AttentionTile& t = w.t;
   const bool int8 = t.kv_dtype == tensor::DType::kI8;
   const int split = int8 ? t.key_split : t.key_dim;
   for (int first = 0; first < w.most; first += kAtOnce) {
-    Keys keys{t.runs[first / kRunKeys] + first % kRunKeys * t.key_stride, t.key_stride};
+    Keys keys{t.runs[first / kBlockKeys] + first % kBlockKeys * t.key_stride, t.key_stride};
     if (int8) {
       WidenKeys(t, keys.first, w.most - first < kAtOnce ? w.most - first : kAtOnce, w.m->keys);
       keys = {w.m->keys[0], sizeof(w.m->keys[0])};
@@ -274,9 +274,9 @@ inline void Softmax(const Work<R>& w, int g) {
     p = Fma(f, p, Set(kPower[0]));
     p = visible_or(j, Scale(p, x), Zero());  // Scale takes the floor of x
     if (int8) {
-      const auto* scales = reinterpret_cast<const float*>(t.runs[j / kRunKeys] + t.value_scales);
+      const auto* scales = reinterpret_cast<const float*>(t.runs[j / kBlockKeys] + t.value_scales);
       *total = Add(*total, p);
-      p = visible_or(j, Mul(p, KeyScales<R>(scales + j % kRunKeys)), Zero());
+      p = visible_or(j, Mul(p, KeyScales<R>(scales + j % kBlockKeys)), Zero());
     }
     return _mm512_add_epi32(_mm512_castps_si512(p), _mm512_set1_epi32(0x8000));
   };
@@ -422,7 +422,7 @@ inline void Run(const AttentionTile& t) {
     PackQueries<R>(t, g * R, w.queries + int64_t{g} * t.key_dim * R * 4);
   }
   const int tiles = t.value_dim / 16, blocks = tiles / kBlockTiles + tiles % kBlockTiles;
-  const int at_once = kSeveral ? kStep : kRunKeys, steps = (w.most + kStep - 1) / kStep;
+  const int at_once = kSeveral ? kStep : kBlockKeys, steps = (w.most + kStep - 1) / kStep;
   const int products = (w.most + at_once - 1) / at_once * (t.key_dim / kStep);
   // Several groups: all within the scores, which take half of the time.
   Stream stream(t, kSeveral ? w.groups * products : products + steps * 16 + steps * 16 * blocks);

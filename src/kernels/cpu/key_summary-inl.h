@@ -7,8 +7,6 @@
 namespace moesaic::kernels {
 namespace {
 
-constexpr int kSummaryKeys = 64;
-
 /// Loads elements from d on, with zeros from `end` on.
 template <typename T>
 inline V LoadUpTo(const T* p, int d, int end) {
@@ -33,7 +31,7 @@ inline void FindBox(const KeySummaryTask& t, const float* scales, int begin, int
   for (int d = begin; d < end; d += kLanes) {
     V low = Set(__builtin_inff()), high = Set(-__builtin_inff()), wrong = Zero();
     const T* key = reinterpret_cast<const T*>(t.keys);
-    for (int j = 0; j < kSummaryKeys; ++j, key += stride) {
+    for (int j = 0; j < kBlockKeys; ++j, key += stride) {
       V x = LoadUpTo(key, d, end);
       if (scales != nullptr) x = Mul(x, Set(scales[j]));
       low = Min(low, x);
@@ -52,7 +50,7 @@ inline float FindBall(const KeySummaryTask& t, const float* scales, int begin, i
   const int64_t stride = t.key_stride / static_cast<int64_t>(sizeof(T));
   float most = 0;
   const T* key = reinterpret_cast<const T*>(t.keys);
-  for (int j = 0; j < kSummaryKeys; ++j, key += stride) {
+  for (int j = 0; j < kBlockKeys; ++j, key += stride) {
     V sum = Zero();
     for (int d = begin; d < end; d += kLanes) {
       V x = LoadUpTo(key, d, end);

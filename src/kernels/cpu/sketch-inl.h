@@ -7,7 +7,6 @@
 namespace moesaic::kernels {
 namespace {
 
-constexpr int kSketchKeys = 64;
 constexpr int kSketchRows = 16;  // rows processed together
 constexpr int kStepBytes =
     4096;  // bytes of a step's signs, one byte per sign: [4 groups][16 quads of dimensions][16 keys][4]
@@ -56,14 +55,14 @@ inline void PrefetchFirst(const SketchScores& t) {
 
 /// The factors of a block's keys.
 struct Factors {
-  V of[2][kSketchKeys / kLanes];
+  V of[2][kBlockKeys / kLanes];
 };
 inline void LoadFactors(const SketchLayout& layout, const std::byte* summary, Factors* factors) {
   const auto* header = reinterpret_cast<const KeySummaryHeader*>(summary);
   const auto* from = reinterpret_cast<const uint8_t*>(summary + layout.factors);
   for (int part = 0; part < (layout.width[1] > 0 ? 2 : 1); ++part) {
-    for (int i = 0; i < kSketchKeys / kLanes; ++i) {
-      factors->of[part][i] = Mul(Load(from + part * kSketchKeys + i * kLanes), Set(header->sketch[part]));
+    for (int i = 0; i < kBlockKeys / kLanes; ++i) {
+      factors->of[part][i] = Mul(Load(from + part * kBlockKeys + i * kLanes), Set(header->sketch[part]));
     }
   }
 }
@@ -79,7 +78,7 @@ inline V ExpOfProducts(const int32_t* products, const int32_t* rest, const Facto
   const V first = Set(scales[0] * (kLog2E * kPower)), second = Set(scales[1] * (kLog2E * kPower));
   V sum = Zero();
 #pragma GCC unroll 8
-  for (int i = 0; i < kSketchKeys / kLanes; ++i) {
+  for (int i = 0; i < kBlockKeys / kLanes; ++i) {
     V x = Fma(Mul(ToFloats(LoadInts(products + i * kLanes)), factors.of[0][i]), first, Set(kOne));
     if (rest != nullptr) {
       x = Fma(Mul(ToFloats(LoadInts(rest + i * kLanes)), factors.of[1][i]), second, x);
@@ -93,8 +92,8 @@ inline V ExpOfProducts(const int32_t* products, const int32_t* rest, const Facto
 /// Adds to the scores of block b, for up to 16 rows from `first` on, the logarithms of their sums over its
 /// keys. products [16][64]: the rows' products with the signs of the keys' first part; rest: those with the
 /// second part, if any.
-inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t (*products)[kSketchKeys],
-                          const int32_t (*rest)[kSketchKeys], const Factors& factors) {
+inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t (*products)[kBlockKeys],
+                          const int32_t (*rest)[kBlockKeys], const Factors& factors) {
   constexpr float kLn2 = 0.693147181F;
   const int rows = t.rows - first < kSketchRows ? t.rows - first : kSketchRows;
   for (int from = 0; from < rows; from += kLanes) {
@@ -113,11 +112,11 @@ inline void AddLogarithms(const SketchScores& t, int first, int b, const int32_t
 
 /// Multiplies 16 rows by a part's signs, without tiles. 16-bit sums hold 16 quads: 16 * 2 * 2 * 127.
 inline void MultiplySigns(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride, int rows,
-                          const int32_t* q_sums, int32_t (*products)[kSketchKeys]) {
+                          const int32_t* q_sums, int32_t (*products)[kBlockKeys]) {
   const VI ones = SetShorts(1);
   for (int row = 0; row < rows; ++row) {
     const int8_t* x = q + row * q_stride;
-    for (int key = 0; key < kSketchKeys; key += kLanes) {
+    for (int key = 0; key < kBlockKeys; key += kLanes) {
       VI total = SetInts(-q_sums[2 * row]);
       for (int step = 0; step < steps; ++step) {
         const std::byte* at = signs + int64_t{kStepBytes} * step + key / 16 * 1024 + key % 16 * 4;
@@ -137,12 +136,12 @@ inline void MultiplySigns(const std::byte* signs, int steps, const int8_t* q, in
 
 /// Signature of MultiplySigns, for replacements; rows may be read up to kSketchRows.
 using MultiplySignsFn = void (*)(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride,
-                                 int rows, const int32_t* q_sums, int32_t (*products)[kSketchKeys]);
+                                 int rows, const int32_t* q_sums, int32_t (*products)[kBlockKeys]);
 
 template <MultiplySignsFn kMultiply = MultiplySigns>
 inline void RunSketchScores(const SketchScores& t) {
   alignas(64) std::byte signs[kMaxSteps * kStepBytes];
-  alignas(64) int32_t products[2][kSketchRows][kSketchKeys];
+  alignas(64) int32_t products[2][kSketchRows][kBlockKeys];
   Factors factors;
   const int steps = t.layout.width[0] / 64;
   PrefetchFirst(t);

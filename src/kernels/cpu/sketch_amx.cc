@@ -13,11 +13,11 @@ constexpr int kMaxRows = 128;
 
 struct alignas(64) Memory {
   std::byte signs[kMaxSteps * kStepBytes];
-  int32_t products[2][2][kSketchRows][kSketchKeys];  // products of two groups of rows: [part][group]
-  int32_t starts[2][kMaxRows][16];                   // initial values of rows' sums
+  int32_t products[2][2][kSketchRows][kBlockKeys];  // products of two groups of rows: [part][group]
+  int32_t starts[2][kMaxRows][16];                  // initial values of rows' sums
 };
 
-constexpr int64_t kProductsStride = kSketchKeys * sizeof(int32_t);
+constexpr int64_t kProductsStride = kBlockKeys * sizeof(int32_t);
 
 /// Multiplies a part's signs by the 16 rows from `first` on.
 inline void Multiply(const SketchScores& t, int first, int part, Memory* m) {

@@ -12,8 +12,8 @@ namespace {
 constexpr int kRows = 8, kKeys = 32;  // rows and keys whose sums are in registers
 
 inline void MultiplyRows(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride, int rows,
-                         const int32_t* q_sums, int32_t (*products)[kSketchKeys]) {
-  for (int key = 0; key < kSketchKeys; key += kKeys) {
+                         const int32_t* q_sums, int32_t (*products)[kBlockKeys]) {
+  for (int key = 0; key < kBlockKeys; key += kKeys) {
     __m512i sums[kRows][2];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
@@ -41,7 +41,7 @@ inline void MultiplyRows(const std::byte* signs, int steps, const int8_t* q, int
 }
 
 void Multiply(const std::byte* signs, int steps, const int8_t* q, int64_t q_stride, int rows,
-              const int32_t* q_sums, int32_t (*products)[kSketchKeys]) {
+              const int32_t* q_sums, int32_t (*products)[kBlockKeys]) {
   for (int row = 0; row < rows; row += kRows) {
     MultiplyRows(signs, steps, q + row * q_stride, q_stride, rows - row, q_sums + 2 * row, products + row);
   }

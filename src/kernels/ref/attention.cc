@@ -7,8 +7,6 @@
 namespace moesaic::kernels::ref {
 namespace {
 
-constexpr int kRunKeys = 64;
-
 float At(const std::byte* row, tensor::DType dtype, int i) {
   if (dtype == tensor::DType::kF32) return reinterpret_cast<const float*>(row)[i];
   if (dtype == tensor::DType::kI8) return reinterpret_cast<const int8_t*>(row)[i];
@@ -18,11 +16,11 @@ float At(const std::byte* row, tensor::DType dtype, int i) {
 // Returns the scale of key j, `scales` bytes after its run.
 float Scale(const AttentionTile& t, int64_t scales, int j) {
   if (t.kv_dtype != tensor::DType::kI8) return 1;
-  return reinterpret_cast<const float*>(t.runs[j / kRunKeys] + scales)[j % kRunKeys];
+  return reinterpret_cast<const float*>(t.runs[j / kBlockKeys] + scales)[j % kBlockKeys];
 }
 
 float Score(const AttentionTile& t, const float* q, int j) {
-  const std::byte* key = t.runs[j / kRunKeys] + j % kRunKeys * t.key_stride;
+  const std::byte* key = t.runs[j / kBlockKeys] + j % kBlockKeys * t.key_stride;
   float dot = 0;
   for (int d = 0; d < t.key_dim; ++d) {
     dot += q[d] * (At(key, t.kv_dtype, d) * Scale(t, d < t.key_split ? t.key_scales : t.rest_scales, j));
@@ -32,7 +30,7 @@ float Score(const AttentionTile& t, const float* q, int j) {
 
 // Computes one query row over its `visible` keys.
 void Row(const AttentionTile& t, int row, int visible) {
-  float score[kAttentionRuns * kRunKeys];
+  float score[kAttentionRuns * kBlockKeys];
   const float before = t.resume ? t.max[row] : -std::numeric_limits<float>::infinity();
   float max = before;
   for (int j = 0; j < visible; ++j) max = std::max(max, score[j] = Score(t, t.q + row * t.q_stride, j));
@@ -44,7 +42,7 @@ void Row(const AttentionTile& t, int row, int visible) {
     const float p = std::exp(score[j] - max);
     sum += p;
     const float weight = p * Scale(t, t.value_scales, j);
-    const std::byte* value = t.runs[j / kRunKeys] + t.value_offset + j % kRunKeys * t.value_stride;
+    const std::byte* value = t.runs[j / kBlockKeys] + t.value_offset + j % kBlockKeys * t.value_stride;
     for (int d = 0; d < t.value_dim; ++d) acc[d] += weight * At(value, t.kv_dtype, d);
   }
   t.max[row] = max;

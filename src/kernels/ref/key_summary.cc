@@ -10,8 +10,6 @@
 namespace moesaic::kernels::ref {
 namespace {
 
-constexpr int kKeys = 64;
-
 float At(const KeySummaryTask& t, int key, int d) {
   const std::byte* row = t.keys + key * t.key_stride;
   if (t.kv_dtype == tensor::DType::kF32) return reinterpret_cast<const float*>(row)[d];
@@ -27,7 +25,7 @@ bool FindBox(const KeySummaryTask& t, int begin, int end, Box* box) {
   for (int d = begin; d < end; ++d) {
     box->low[d] = std::numeric_limits<float>::infinity();
     box->high[d] = -box->low[d];
-    for (int key = 0; key < kKeys; ++key) {
+    for (int key = 0; key < kBlockKeys; ++key) {
       const float x = At(t, key, d);
       if (!std::isfinite(x)) return false;
       box->low[d] = std::min(box->low[d], x);
@@ -39,7 +37,7 @@ bool FindBox(const KeySummaryTask& t, int begin, int end, Box* box) {
 
 float FindBall(const KeySummaryTask& t, int begin, int end, const float* centers) {
   float most = 0;
-  for (int key = 0; key < kKeys; ++key) {
+  for (int key = 0; key < kBlockKeys; ++key) {
     float sum = 0;
     for (int d = begin; d < end; ++d) sum += (At(t, key, d) - centers[d]) * (At(t, key, d) - centers[d]);
     most = std::max(most, sum);
@@ -132,7 +130,7 @@ void SketchScores(const kernels::SketchScores& t) {
     const auto* factors = reinterpret_cast<const uint8_t*>(summary + t.layout.factors);
     for (int row = 0; row < t.rows; ++row) {
       double sum = 0;
-      for (int key = 0; key < kKeys; ++key) {
+      for (int key = 0; key < kBlockKeys; ++key) {
         double estimate = 0;
         int64_t step = 0;
         const int8_t* q = t.q + row * t.q_stride;
@@ -143,7 +141,7 @@ void SketchScores(const kernels::SketchScores& t) {
           }
           if (t.layout.width[part] > 0) {
             estimate += double{t.q_scales[2 * row + part]} * product * header->sketch[part] *
-                        factors[part * kKeys + key];
+                        factors[part * kBlockKeys + key];
           }
           q += t.layout.width[part];
           step += t.layout.width[part] / 64;

@@ -34,9 +34,9 @@ namespace {
 // Size from which packing takes long enough to suggest `moesaic convert`.
 constexpr int64_t kWorthConverting = int64_t{256} << 20;
 
-models::Placement PlacementOf(const std::string& mmap) {
-  if (mmap == "on") return models::Placement::kMap;
-  return mmap == "off" ? models::Placement::kCopy : models::Placement::kAuto;
+models::MmapPolicy MmapPolicyOf(const std::string& mmap) {
+  if (mmap == "on") return models::MmapPolicy::kMap;
+  return mmap == "off" ? models::MmapPolicy::kCopy : models::MmapPolicy::kAuto;
 }
 
 models::NumaPolicy NumaOf(const std::string& numa) {
@@ -257,7 +257,7 @@ StatusOr<std::unique_ptr<Session>> OpenSession(const ModelFlags& flags) {
   models::LoadOptions options;
   options.dtype = flags.dtype;
   options.experts_per_token = flags.experts_per_token;
-  options.placement = PlacementOf(flags.mmap);
+  options.mmap = MmapPolicyOf(flags.mmap);
   options.numa = NumaOf(flags.numa);
   options.load_mtp = LoadsMtp(flags);
   options.progress = [&progress, &flags](int64_t done, int64_t total) {

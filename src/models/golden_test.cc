@@ -399,11 +399,11 @@ TEST_P(GoldenTest, PackedFileComputesLikeCheckpoint) {
     ASSERT_TRUE(status.ok()) << Message(status);
     const TestCache a(model->info().kv, 1, kRoom);
     const std::vector<float> logits = Feed(model, a, 0, 0, prompt.ids, Last(length)).logits;
-    for (const Placement placement : {Placement::kMap, Placement::kCopy}) {
-      TestModel opened(packed, BestIsa(), {.placement = placement});
+    for (const MmapPolicy mmap : {MmapPolicy::kMap, MmapPolicy::kCopy}) {
+      TestModel opened(packed, BestIsa(), {.mmap = mmap});
       ASSERT_TRUE(opened.status().ok()) << Message(opened.status());
       EXPECT_EQ(opened->info().weights_from,
-                placement == Placement::kMap ? WeightSource::kMapped : WeightSource::kCopied);
+                mmap == MmapPolicy::kMap ? WeightSource::kMapped : WeightSource::kCopied);
       EXPECT_EQ(opened->info().weight_bytes, model->info().weight_bytes);
       EXPECT_EQ(opened->info().weight_format, model->info().weight_format);
       const TestCache b(model->info().kv, 1, kRoom);

@@ -191,7 +191,7 @@ class Rank {
 StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Layout& layout,
                                          const std::vector<GoldenPrompt>& prompts,
                                          const std::string& packed = {},
-                                         Placement placement = Placement::kAuto) {
+                                         MmapPolicy mmap = MmapPolicy::kAuto) {
   const comm::Topology topology =
       comm::Topology::Flat(layout.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10});
   std::vector<Results> results(prompts.size());
@@ -201,7 +201,7 @@ StatusOr<std::vector<Results>> RunLayout(const Checkpoint& checkpoint, const Lay
     const std::shared_ptr<RankGroups> groups = *RankGroups::Create(end, topology, layout, kTimeLimit);
     TestModel model(packed.empty() ? SourcePath(checkpoint.path) : packed, BestIsa(),
                     {.dtype = packed.empty() ? checkpoint.dtype : "auto",
-                     .placement = packed.empty() ? Placement::kAuto : placement,
+                     .mmap = packed.empty() ? MmapPolicy::kAuto : mmap,
                      .groups = groups},
                     {.threads = 1, .pin = false});
     loaded[end.rank()] = model.status();
@@ -369,7 +369,7 @@ TEST_P(LayoutGoldenTest, FilesWithPartsGiveTheResultsOfTheirCheckpoint) {
     if (!whole.ok()) continue;
     ++ran;
     const StatusOr<std::vector<Results>> parts =
-        RunLayout(GetParam(), layout, prompts, packed, ran % 2 == 0 ? Placement::kCopy : Placement::kMap);
+        RunLayout(GetParam(), layout, prompts, packed, ran % 2 == 0 ? MmapPolicy::kCopy : MmapPolicy::kMap);
     ASSERT_TRUE(parts.ok()) << Message(parts.status());
     EXPECT_EQ(parts->front().logits, whole->front().logits) << Name(degrees);
     EXPECT_EQ(parts->front().decoded, whole->front().decoded) << Name(degrees);

@@ -48,7 +48,7 @@ StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const 
                                                  DecoderSpec spec, const WeightPlan& whole,
                                                  const LoadOptions& options, runtime::ThreadPool& pool) {
   const parallel::RankGroups& groups = *options.groups;
-  if (options.placement == Placement::kMap) {
+  if (options.mmap == MmapPolicy::kMap) {
     const std::string way_out =
         groups.layout().exchanges_tokens()
             ? "leave it out"
@@ -94,14 +94,14 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
     ASSIGN_OR_RETURN(shard, parallel::MakeShard(layout, rank, DivisibleShape(spec, plan)));
     ASSIGN_OR_RETURN(plan, PlanFromPacked(spec, *file, shard));
   }
-  const bool copied = options.placement == Placement::kCopy ||
-                      (options.placement == Placement::kAuto && FitsTwice(plan.bytes, options));
+  const bool copied = options.mmap == MmapPolicy::kCopy ||
+                      (options.mmap == MmapPolicy::kAuto && FitsTwice(plan.bytes, options));
   NumaPlacement placement;
   if (copied || IsByNode(options.numa)) {
     ASSIGN_OR_RETURN(placement, PlaceWeights(options.numa, plan, pool));
   }
   const bool by_node = placement.images() > 1;
-  if (by_node && options.placement == Placement::kMap) {
+  if (by_node && options.mmap == MmapPolicy::kMap) {
     return InvalidArgument(
         "{}: the pages of a mapped file can't be {}; --mmap off copies its weights, and --numa auto leaves "
         "them where they are",
@@ -143,7 +143,7 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const Load
     }
     return LoadPacked(path, std::move(spec), options, pool);
   }
-  if (options.placement == Placement::kMap) {
+  if (options.mmap == MmapPolicy::kMap) {
     return InvalidArgument("{}: only a packed file can be mapped; moesaic convert makes one", path);
   }
   DropAbsentMtp(*checkpoint, spec);

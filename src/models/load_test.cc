@@ -279,9 +279,9 @@ TEST(LoadTest, ProgressEndsAtTheTotal) {
   const runtime::Topology two = runtime::SimulatedNodes(2, 1);
   for (const NumaPolicy numa : {NumaPolicy::kLocal, NumaPolicy::kMirror, NumaPolicy::kSlice}) {
     for (const std::string& from : {path, packed}) {
-      const Placement placement = from == packed ? Placement::kCopy : Placement::kAuto;
+      const MmapPolicy mmap = from == packed ? MmapPolicy::kCopy : MmapPolicy::kAuto;
       last = -1;
-      TestModel placed(from, BestIsa(), {.progress = note, .placement = placement, .numa = numa},
+      TestModel placed(from, BestIsa(), {.progress = note, .mmap = mmap, .numa = numa},
                        {.threads = 2, .pin = true, .topology = &two});
       ASSERT_TRUE(placed.status().ok()) << Message(placed.status());
       EXPECT_EQ(last, total);
@@ -386,7 +386,7 @@ TEST(LoadTest, RejectsMirroringOrSlicingMappedFile) {
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   ASSERT_TRUE(Convert(SourcePath("tests/golden/qwen3-tied"), packed, {}, *pool).ok());
   const auto error = [&](NumaPolicy numa) {
-    const TestModel model(packed, BestIsa(), {.placement = Placement::kMap, .numa = numa},
+    const TestModel model(packed, BestIsa(), {.mmap = MmapPolicy::kMap, .numa = numa},
                           {.threads = 2, .pin = true, .topology = &two});
     return Message(model.status());
   };
@@ -398,7 +398,7 @@ TEST(LoadTest, RejectsMirroringOrSlicingMappedFile) {
   std::filesystem::remove(packed);
 }
 
-// There is nothing to mirror or slice, so Placement decides.
+// There is nothing to mirror or slice, so MmapPolicy decides.
 TEST(LoadTest, SingleNodeDoesNotCopyMappedFileForMirrorOrSlice) {
   const std::string packed = testing::TempDir() + "mapped_by_one_node.moesaic";
   const auto pool = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
@@ -406,16 +406,16 @@ TEST(LoadTest, SingleNodeDoesNotCopyMappedFileForMirrorOrSlice) {
   const runtime::Topology one = runtime::SimulatedNodes(1, 2);
   for (const NumaPolicy numa : {NumaPolicy::kMirror, NumaPolicy::kSlice}) {
     for (const bool pin : {false, true}) {
-      const auto source = [&](Placement placement, NumaPolicy policy) {
-        TestModel model(packed, BestIsa(), {.placement = placement, .numa = policy},
+      const auto source = [&](MmapPolicy mmap, NumaPolicy policy) {
+        TestModel model(packed, BestIsa(), {.mmap = mmap, .numa = policy},
                         {.threads = 2, .pin = pin, .topology = &one});
         EXPECT_TRUE(model.status().ok()) << Message(model.status());
         EXPECT_EQ(model->info().numa_nodes, 1);
         return model->info().weights_from;
       };
-      EXPECT_EQ(source(Placement::kMap, numa), WeightSource::kMapped);
-      EXPECT_EQ(source(Placement::kCopy, numa), WeightSource::kCopied);
-      EXPECT_EQ(source(Placement::kAuto, numa), source(Placement::kAuto, NumaPolicy::kLocal));
+      EXPECT_EQ(source(MmapPolicy::kMap, numa), WeightSource::kMapped);
+      EXPECT_EQ(source(MmapPolicy::kCopy, numa), WeightSource::kCopied);
+      EXPECT_EQ(source(MmapPolicy::kAuto, numa), source(MmapPolicy::kAuto, NumaPolicy::kLocal));
     }
   }
   std::filesystem::remove(packed);

@@ -37,8 +37,8 @@ enum class WeightSource {
 };
 const char* ToString(WeightSource source);  ///< "mapped", "copied to huge pages", "packed at load"
 
-/// Placement of unmapped weights on the NUMA nodes of a machine. kMirror and kSlice use the nodes to which
-/// the pool's threads are bound; with one such node they become kLocal.
+/// Distribution of unmapped weights over the NUMA nodes of a machine. kMirror and kSlice use the nodes to
+/// which the pool's threads are bound; with one such node they become kLocal.
 enum class NumaPolicy {
   kAuto,        ///< interleaved if the process may run on several nodes and the system permits it
   kInterleave,  ///< pages interleaved over all nodes on which the process may run
@@ -145,9 +145,10 @@ struct ForwardOutput {
   RouteTap* routes = nullptr;  // Forward: set to the choices of each decoder layer's router; or null
 };
 
-/// Placement of a packed file's weights. With huge pages a step reads them 25 to 50% faster than with the
-/// file's own 4 KiB pages. But they occupy memory of this process alone and must be read completely first.
-enum class Placement {
+/// Choice between a packed file's mapped pages and a copy in huge pages. With huge pages a step reads them 25
+/// to 50% faster than with the file's own 4 KiB pages. But they occupy memory of this process alone and must
+/// be read completely first.
+enum class MmapPolicy {
   kAuto,  ///< copies if they take at most half of the free memory, otherwise maps
   kMap,
   kCopy
@@ -164,7 +165,7 @@ struct LoadOptions {
   int experts_per_token = 0;
   /// Only a packed file can be mapped. Other checkpoints are packed into huge pages for kAuto and kCopy, and
   /// kMap is an error.
-  Placement placement = Placement::kAuto;
+  MmapPolicy mmap = MmapPolicy::kAuto;
   NumaPolicy numa = NumaPolicy::kAuto;
   bool load_mtp = true;
   /// Algorithm of MLA attention; values other than kAuto are for tests and measurements.

@@ -7,7 +7,7 @@
 namespace moesaic::cache {
 
 enum class KvOpKind : uint8_t {
-  kCopy,        ///< Copies the first `tokens` slots of block `from` to `block`.
+  kCopy,        ///< Copies the first `tokens` tokens of block `from` to `block`.
   kSave,        ///< Copies `block` to `slot` of `area`.
   kRestore,     ///< Copies `slot` of `area` to `block`.
   kLoad,        ///< Starts to read the record `record` from disk into `block`, as a part of load `load`.

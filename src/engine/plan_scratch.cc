@@ -14,7 +14,7 @@ namespace {
 // costs a look-up in the tree, and a step rarely admits more than a few.
 constexpr int kMaxPassedBy = 16;
 
-// Rank of a running sequence: the front; due ones by arrival; all others by priority and arrival.
+// Rank of a running sequence: the front; aged ones by arrival; all others by priority and arrival.
 auto RankOf(const Sequence& sequence, RequestId front) {
   const int group = sequence.id == front ? 0 : sequence.aged ? 1 : 2;
   return std::tuple(group, group == 2 ? sequence.request.priority : 0, sequence.id);
@@ -275,7 +275,7 @@ void PlanScratch::PlanAdmissions() {
     const bool aged_fetches = std::ranges::any_of(fetching_, [&](const Fetching& other) {
       return other.sequence->aged && Before(*other.sequence, *next);
     });
-    if (aged_fetches) return;  // it became due after its fetch began
+    if (aged_fetches) return;  // it became aged after its fetch began
     line.erase(first);
     cache::PrefixMatch prefix = PrefixOf(*next);
     if (PrefixIsOnItsWay(*next, prefix)) {

@@ -40,7 +40,7 @@ class HubCacheTest : public testing::Test {
   fs::path cache_, repository_, snapshot_;
 };
 
-TEST_F(HubCacheTest, AnIdIsItsSnapshotOfMain) {
+TEST_F(HubCacheTest, ResolvesAnIdToItsSnapshotOfMain) {
   Add("config.json");
   EXPECT_EQ(*FindModel("Org/Name-1.5B"), snapshot_.string());
   EXPECT_EQ(*FindModel(cache_.string()), cache_.string());
@@ -49,7 +49,7 @@ TEST_F(HubCacheTest, AnIdIsItsSnapshotOfMain) {
   EXPECT_EQ(HubIdOf("models/moesaic-tiny"), "");
 }
 
-TEST_F(HubCacheTest, AnIdWithoutAModelSaysHowToDownloadIt) {
+TEST_F(HubCacheTest, ErrorForAnAbsentModelExplainsHowToDownloadIt) {
   EXPECT_EQ(Fault("Qwen/Qwen3-30B-A3B"),
             "path does not exist: Qwen/Qwen3-30B-A3B; the Hugging Face cache " + cache_.string() +
                 " has no such model either; to download it: hf download Qwen/Qwen3-30B-A3B");
@@ -82,7 +82,7 @@ TEST_F(HubCacheTest, AQuantSelectsAGgufFile) {
       std::string::npos);
 }
 
-TEST_F(HubCacheTest, AQuantIsAWordOfAFileOrFolder) {
+TEST_F(HubCacheTest, AQuantMatchesAWholeWordOfAFileOrFolder) {
   Add("m-Q4_K_M.gguf");
   Add("m-Q4_K_S.gguf");
   Add("m-IQ4_XS.gguf");
@@ -108,7 +108,7 @@ TEST_F(HubCacheTest, FilesOfSubfoldersAreFound) {
   EXPECT_NE(Fault("Org/Name-1.5B:bf16").find("incomplete, Q8_0/m.gguf is missing"), std::string::npos);
 }
 
-TEST_F(HubCacheTest, TheFolderComesFromTheEnvironmentOfTheHubsLibraries) {
+TEST_F(HubCacheTest, FindsTheCacheByTheEnvironmentOfTheHubsLibraries) {
   const auto with = [](const char* name, const char* value) {
     setenv(name, value, /*overwrite=*/1);
     const std::string folder = HubCacheFolder();

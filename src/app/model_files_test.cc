@@ -25,7 +25,7 @@ class ModelFilesTest : public testing::Test {
   std::string folder_;
 };
 
-TEST_F(ModelFilesTest, ChangedFileGivesAnotherDescription) {
+TEST_F(ModelFilesTest, DescriptionChangesWithAFile) {
   const std::string before = *DescribeFiles(folder_);
   EXPECT_EQ(*DescribeFiles(folder_), before);
   const std::string file = folder_ + "/model.safetensors";

@@ -17,7 +17,7 @@ TEST(NearestName, FindsTheIntendedName) {
   EXPECT_EQ(NearestName("--seed", {}), "");
 }
 
-TEST(NearestName, TakesTheFirstOfEquals) { EXPECT_EQ(NearestName("cat", {"bat", "rat"}), "bat"); }
+TEST(NearestName, ReturnsTheFirstOfEquallyNearNames) { EXPECT_EQ(NearestName("cat", {"bat", "rat"}), "bat"); }
 
 }  // namespace
 }  // namespace moesaic::app

@@ -25,7 +25,7 @@ std::vector<quantizer::LinearError> Errors() {
           {"model.layers.1.self_attn.q_proj", "q_proj", 1, 0.04, 1}};
 }
 
-TEST(ReportTest, SaysHowToGetMissingParts) {
+TEST(ReportTest, ExplainsHowToObtainMissingParts) {
   const Report report = MakeReport({.folder = "out", .bytes = {.total = 1024, .active = 512}});
   const std::string text = ReportMarkdown(report);
   EXPECT_THAT(text, HasSubstr("`moesaic report out --source MODEL --text FILE`"));

@@ -15,7 +15,7 @@ engine::SamplingParams Resolved(const SamplingFlags& flags, const char* generati
   return *sampling;
 }
 
-TEST(SamplingFlagsTest, FlagsStandOverTheModelsDefaults) {
+TEST(SamplingFlagsTest, FlagsOverrideTheModelsDefaults) {
   SamplingFlags flags;
   EXPECT_FLOAT_EQ(Resolved(flags, "{}").temperature, 0.7f);
   EXPECT_FLOAT_EQ(Resolved(flags, R"({"temperature": 0.3, "top_k": 20, "top_p": null})").temperature, 0.3f);
@@ -25,7 +25,7 @@ TEST(SamplingFlagsTest, FlagsStandOverTheModelsDefaults) {
   EXPECT_FLOAT_EQ(Resolved(flags, R"({"temperature": 0.3, "do_sample": false})").temperature, 1.5f);
 }
 
-TEST(SamplingFlagsTest, TheServersDefaultTemperatureIsOpenAis) {
+TEST(SamplingFlagsTest, TheServersDefaultTemperatureIs1LikeThatOfOpenAi) {
   const auto temperature = [](const char* generation) {
     return ResolveSampling({}, nlohmann::json::parse(generation), kServerTemperature)->temperature;
   };

@@ -18,7 +18,7 @@ StatusOr<engine::SparsityOptions> Resolved(std::vector<std::string> words) {
   return flags.Resolve();
 }
 
-TEST(SparsityFlagsTest, IsOffByDefault) {
+TEST(SparsityFlagsTest, SparsityIsOffByDefault) {
   EXPECT_FALSE(Resolved({})->key_summaries);
   EXPECT_FALSE(Resolved({"--kv-sparsity", "off"})->key_summaries);
 }

@@ -34,7 +34,7 @@ TEST(AverageTest, ReturnsMeanAndStandardError) {
   EXPECT_DOUBLE_EQ(average.error, std::sqrt(5.0 / 3 / 4));
 }
 
-TEST(AverageTest, OfRunsTreatsRunsAsIndependent) {
+TEST(AverageTest, TreatsRunsAsIndependent) {
   const std::vector<double> values = {1, 2, 4, 3, 5, 3};  // mean 3; off by -2, 0, 2
   const Average average = Average::OfRuns(values, {1, 3, 2});
   EXPECT_DOUBLE_EQ(average.mean, 3);
@@ -148,7 +148,7 @@ TEST_F(TextScoreTest, RejectsDamagedFiles) {
   std::filesystem::remove(path);
 }
 
-TEST_F(TextScoreTest, UnfinishedFileLeavesNothing) {
+TEST_F(TextScoreTest, UnfinishedFileIsRemoved) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "unfinished";
   std::filesystem::create_directory(folder);
   {

@@ -104,7 +104,7 @@ TEST_F(TuningFileTest, BelongsToOneMachine) {
   EXPECT_THAT(error(newer), HasSubstr("\"kernels\""));
 }
 
-TEST_F(TuningFileTest, SelectsTheFile) {
+TEST_F(TuningFileTest, SelectsTheFileByTheEnvironment) {
   const std::string cached = folder_ + "/moesaic/tuning-4.json", named = folder_ + "/named.json";
   kernels::KernelTable table = kernels::SelectKernels({});
   EXPECT_EQ(TuningPath(4), cached);

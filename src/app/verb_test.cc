@@ -8,7 +8,7 @@
 namespace moesaic::app {
 namespace {
 
-TEST(Guarded, ExceptionsAreErrors) {
+TEST(Guarded, ReturnsExceptionsAsErrors) {
   EXPECT_TRUE(Guarded([] { return OkStatus(); }).ok());
   EXPECT_EQ(Guarded([] { return InvalidArgument("no file"); }), InvalidArgument("no file"));
   EXPECT_EQ(Guarded([]() -> Status { throw std::bad_alloc(); }),

@@ -43,7 +43,7 @@ class GgufRefsTest : public testing::TestWithParam<const char*> {
   std::unique_ptr<Checkpoint> hub_;
 };
 
-TEST_P(GgufRefsTest, F32TensorsAreTheHubsBitForBit) {
+TEST_P(GgufRefsTest, F32TensorsEqualThoseOfTheHubBitForBit) {
   const auto gguf = Gguf("f32");
   ASSERT_NE(gguf, nullptr);
   ASSERT_EQ(gguf->tensors().size(), hub_->tensors().size());
@@ -58,7 +58,7 @@ TEST_P(GgufRefsTest, F32TensorsAreTheHubsBitForBit) {
 
 // Q8_0 has an error of half a step, 1/127 of the largest magnitude in the block, plus the f16 rounding of the
 // step.
-TEST_P(GgufRefsTest, Q8TensorsAreNearTheHubs) {
+TEST_P(GgufRefsTest, Q8TensorsAreNearThoseOfTheHub) {
   const auto gguf = Gguf("q8_0");
   ASSERT_NE(gguf, nullptr);
   int quantised = 0;
@@ -76,7 +76,7 @@ TEST_P(GgufRefsTest, Q8TensorsAreNearTheHubs) {
   EXPECT_GT(quantised, 0);
 }
 
-TEST_P(GgufRefsTest, ConfigEqualsTheHubs) {
+TEST_P(GgufRefsTest, ConfigEqualsThatOfTheHub) {
   const auto gguf = Gguf("f32");
   ASSERT_NE(gguf, nullptr);
   nlohmann::json expected = hub_->config(), config = gguf->config();

@@ -426,7 +426,7 @@ TEST(GgufConfig, RejectsFrequencyFactorsOfDeepseek) {
 }
 
 // Each half must find kv_b_proj by its name: a search through all tensors would take minutes here.
-TEST(GgufCheckpoint, OpensManyHalvesOfKvB) {
+TEST(GgufCheckpoint, OpensManySplitKvBProjections) {
   GgufMaker maker = OlderDeepseek();
   constexpr int kHalves = 20000;
   for (int i = 0; i < kHalves; ++i) {

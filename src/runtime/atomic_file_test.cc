@@ -59,7 +59,7 @@ TEST_F(AtomicFileTest, AppearsOnlyOnCommit) {
 }
 
 // /dev/null must still be a device after a root user has written results to it.
-TEST_F(AtomicFileTest, ReservesRoomWhereThereIsSome) {
+TEST_F(AtomicFileTest, ReservesFreeSpaceOnly) {
   {
     const auto file = *AtomicFile::Create(Path("a"));
     EXPECT_EQ(file->Reserve(1 << 20), OkStatus());

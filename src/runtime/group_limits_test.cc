@@ -29,7 +29,7 @@ TEST_F(GroupLimitsTest, NoFilesMeanNoLimit) {
 }
 
 // As in a container, which sees its own group as the root.
-TEST_F(GroupLimitsTest, TheRootLimits) {
+TEST_F(GroupLimitsTest, AppliesTheLimitsOfTheRootGroup) {
   Write("groups", "0::/\n");
   Write("mount/cpu.max", "150000 100000\n");
   Write("mount/memory.max", "1000\n");
@@ -42,7 +42,7 @@ TEST_F(GroupLimitsTest, TheRootLimits) {
 
 // As of a service of systemd or a step of Slurm: the limit is that of a group that contains the process's
 // one.
-TEST_F(GroupLimitsTest, TheSmallestLimitOfNestedGroupsHolds) {
+TEST_F(GroupLimitsTest, AppliesTheSmallestLimitOfNestedGroups) {
   Write("groups", "0::/system.slice/moesaic.service/child\n");
   const std::string service = "mount/system.slice/moesaic.service/";
   Write(service + "memory.max", "1000\n");
@@ -56,7 +56,7 @@ TEST_F(GroupLimitsTest, TheSmallestLimitOfNestedGroupsHolds) {
   EXPECT_EQ(Limits().AvailableMemory(5000), 600);
 }
 
-TEST_F(GroupLimitsTest, ReadsVersion1) {
+TEST_F(GroupLimitsTest, ReadsLimitsOfControlGroupsVersion1) {
   Write("groups", "5:cpuset:/other\n4:cpu,cpuacct:/job\n3:memory:/job/step\n0::/\n");
   Write("mount/cpu/job/cpu.cfs_quota_us", "300000\n");
   Write("mount/cpu/job/cpu.cfs_period_us", "100000\n");

@@ -47,7 +47,7 @@ TEST(Buffer, EmptyAndMovedBuffersHaveNoMemory) {
   EXPECT_EQ(a.size(), 100U);
 }
 
-TEST(Buffer, FailsWithStatusIfTooLarge) {
+TEST(Buffer, ReportsATooLargeSizeAsAnError) {
   EXPECT_EQ(Buffer::Allocate(size_t{1} << 60, true).status().code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(Buffer::Allocate(SIZE_MAX, true).status().code(), StatusCode::kResourceExhausted);
 }

@@ -368,7 +368,7 @@ TEST(GgufVocab, AddsBosIfConfigured) {
   EXPECT_EQ(*Tokenizer::FromGguf(vocab)->Encode("ab<s>", true), (std::vector<int32_t>{3, 2, 3}));
 }
 
-TEST(GgufVocab, BecomesHubFiles) {
+TEST(GgufVocab, ConvertsToHubFiles) {
   for (const char* name : {"qwen2", "phi-3"}) {
     const auto path = Tokenizers() / "gguf-vocab" / (std::string("ggml-vocab-") + name + ".gguf.gz");
     SKIP_WITHOUT(path);

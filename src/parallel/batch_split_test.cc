@@ -90,7 +90,7 @@ TEST(SpillBatch, RelievesASlowRankWithFewerTokens) {
   EXPECT_LT(plan->slowest, 400);  // from 800
 }
 
-TEST(SpillBatch, DeadRanksGetNothing) {
+TEST(SpillBatch, SendsNoTokensToDeadRanks) {
   const SpillOptions spill = {.max_moves = 4, .expert_bytes = 1, .max_bytes = 4};
   const auto plan = Spilled({{0, 1}, {}, {2, 3}}, {90, 80, 1, 1}, {1, kDeadSpeed, 1}, spill);
   ASSERT_TRUE(plan.has_value());
@@ -263,7 +263,7 @@ TEST(Prefetch, WeightsForAnotherLayerAreDropped) {
   }
 }
 
-TEST(Prefetch, ARankThatDiesAmidItIsExcluded) {
+TEST(Prefetch, ARankThatDiesDuringItIsExcluded) {
   comm::LocalJob job(4);
   comm::RunRanks(job, [&](comm::Transport& end) {
     CountedTransport counted(end);

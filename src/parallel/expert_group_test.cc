@@ -284,7 +284,7 @@ TEST(ExpertGroup, ShortBatchesSendNoCounts) {
 
 // The counts of a rank that dies are waited for: the others end with its name, continue without it, and split
 // exactly again.
-TEST(ExpertGroup, ARankThatDiesAmidAnExactSplitIsExcluded) {
+TEST(ExpertGroup, ARankThatDiesDuringAnExactSplitIsExcluded) {
   constexpr int kRanks = 3, kRows = 48;
   const Layout layout = *Layout::Create({.data = kRanks, .expert = kRanks});
   const LayerPlacement experts = {{0, 1, 2, 3}, {0, 1, 4, 5}, {2, 3, 4, 5}};

@@ -34,7 +34,7 @@ class CauseOfTest : public testing::Test {
   ObservedTransport ranks_{job_.end(0)};
 };
 
-TEST_F(CauseOfTest, IsTheDeadRankWhicheverRankIsWaitedFor) {
+TEST_F(CauseOfTest, IsTheDeadRankEvenIfAnotherRankIsSilent) {
   ranks_.dead[2] = true;
   ranks_.silent[3] = 5;
   EXPECT_THAT(Cause(), StartsWith("rank 2 died"));
@@ -55,7 +55,7 @@ TEST_F(CauseOfTest, IsNoRankThatWasSilentForAMoment) {
   EXPECT_THAT(Cause(), StartsWith("rank 1 did not answer for 3.1 s, rank 3 did not answer for 3.6 s: "));
 }
 
-TEST_F(CauseOfTest, OfARankThatWasGivenUpIsItsSilence) {
+TEST_F(CauseOfTest, IsTheSilenceOfARankThatWasExcluded) {
   ranks_.dead[3] = true;
   ranks_.silent[3] = 4.25;
   EXPECT_THAT(Cause(), StartsWith("rank 3 did not answer for 4.2 s"));

@@ -32,7 +32,7 @@ TEST(LinkLevels, AreThoseOfNodes) {
                                                            DoubleNear(0.5, 1e-9), DoubleNear(0.5, 1e-9)));
 }
 
-TEST(LinkLevels, EqualDevicesAtOneSwitchHaveNone) {
+TEST(LinkLevels, EqualDevicesAtOneSwitchHaveNoLevels) {
   const auto flat = comm::Topology::Flat(4, {.latency_s = 1e-6, .bytes_per_s = 1e10});
   EXPECT_THAT(LinkLevelsOf(flat), IsEmpty());
   EXPECT_THAT(SpeedsOf(flat), IsEmpty());

@@ -69,7 +69,7 @@ TEST(LayoutPlanner, PrefillFlowsThroughStagesInParts) {
   EXPECT_GT(step.seconds, alone / 4);
 }
 
-TEST(LayoutPlanner, SlowLinksPreferPipelines) {
+TEST(LayoutPlanner, PrefersPipelinesOverSlowLinks) {
   const std::vector<StepShape> prefill = {{.rows_per_sequence = 4096}};
   EXPECT_EQ(DensePlanner(4, 1e12).Compare(prefill)->front().layout.degrees().tensor, 4);
   EXPECT_EQ(DensePlanner(4, 1e8).Compare(prefill)->front().layout.degrees().pipeline, 4);
@@ -83,7 +83,7 @@ TEST(LayoutPlanner, LayoutsThatDoNotFitComeLast) {
   EXPECT_TRUE(DensePlanner(2, 1e11, 10).Compare({{}})->front().fits);
 }
 
-TEST(LayoutPlanner, RefusesWhatItCannotPredict) {
+TEST(LayoutPlanner, RefusesTopologiesAndPlacementsThatItCannotPredict) {
   EXPECT_FALSE(LayoutPlanner::Create(comm::Topology::Flat(2, {}), kHidden, "bf16", DenseWork).ok());
   EXPECT_FALSE(DensePlanner(4, 1e11).Predict({.tensor = 2}, {{}}).ok());
 }

@@ -146,7 +146,7 @@ TEST(CommunicatorTest, ResultsAreEqualOnAllRanksByEveryAlgorithm) {
   }
 }
 
-TEST(CommunicatorTest, DeterministicReduceScatterAddsInTheOrderOfRanksToo) {
+TEST(CommunicatorTest, DeterministicReduceScatterAddsInTheOrderOfRanks) {
   const std::vector<int64_t> counts = {5, 0, 301, 7};
   CommunicatorOptions options;
   options.deterministic = true;
@@ -407,7 +407,7 @@ TEST(CommunicatorTest, RecordsOfUnknownCallsAreDescribed) {
   });
 }
 
-TEST(CommunicatorTest, ARankThatDoesNotCallRunsTheOthersIntoTheirLimit) {
+TEST(CommunicatorTest, OtherRanksTimeOutIfARankDoesNotCall) {
   RunRanks(2, [](Transport& transport) {
     CommunicatorOptions options;
     options.time_limit_s = 0.05;

@@ -90,7 +90,7 @@ TEST(PlanCheckerTest, RejectsWritesToTheInput) {
   EXPECT_THAT(FaultOf(plan), HasSubstr("inputs are read-only"));
 }
 
-TEST(PlanCheckerTest, TakesTheInputAsTheOtherOperandOfASum) {
+TEST(PlanCheckerTest, AcceptsTheInputAsTheOtherOperandOfASum) {
   Plan plan = ExchangePlan();
   for (RankPlan& rank : plan.ranks) {
     rank.streams[0].rounds[0].local.clear();

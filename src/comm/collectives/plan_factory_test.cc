@@ -150,7 +150,7 @@ TEST(PlanFactoryTest, GroupsOfOneDepthCanBeLeftOut) {
   EXPECT_EQ(GroupsAt(uneven, 3).size(), 4U);
 }
 
-TEST(PlanFactoryTest, UnevenGroupsSendTheLowerBoundToo) {
+TEST(PlanFactoryTest, UnevenGroupsSendTheLowerBound) {
   const RankTree tree = GroupTree({1, 3});
   const PlanRequest request = {.ranks = 4, .count = 3 << 16};
   const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kPairwise});

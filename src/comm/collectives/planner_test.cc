@@ -62,7 +62,7 @@ TEST(PlanCostTest, LocalSumsTakeTheTimeOfMemory) {
   EXPECT_NEAR(slow, (2 + 3) * (4 << 20) / 1e9, 1e-4) << "a copy and a sum";
 }
 
-TEST(PlanCostTest, TheBoundOfOneLevelIsTheWellKnownOne) {
+TEST(PlanCostTest, TheBoundOfOneLevelFollowsTheKnownFormula) {
   const Topology topology = GroupTopology({8, 8, 8, 8}, {1e-6, 1e12}, {1e-6, 1e9});
   EXPECT_NEAR(AllReduceBound(topology, 1e9), 2 * 3 / 4.0, 1e-9);
 }
@@ -101,7 +101,7 @@ TEST(PlannerTest, MiddleSizesCrossNodesTwice) {
   EXPECT_LE(best, AllReduceBound(topology, bytes) + 2 * 10e-6 + 2 * 3e-6 + 20e-6);
 }
 
-TEST(PlannerTest, LargerIsNeverSlowerThanTwoHalves) {
+TEST(PlannerTest, ALargerVectorIsNeverSlowerThanTwoHalves) {
   for (const Topology& topology :
        {DualChipServer(), GroupTopology({1, 3}, {1e-6, 1e10}, {2e-5, 1.25e8}),
         GroupTopology({2, 2, 1}, {1e-6, 1e10}, {2e-5, 1.25e9}), Topology::Flat(7, {3e-6, 1e10})}) {
@@ -178,7 +178,7 @@ TEST(PlannerTest, MeasuredTimesCorrectPredictions) {
 }
 
 // Every message takes longer than predicted. Plans that were not measured are no faster for it.
-TEST(PlannerTest, MeasuredPlansAreNotLeftForPredictionsThatLackTheirCosts) {
+TEST(PlannerTest, PlansThatWereNotMeasuredAreCorrectedByThoseThatWere) {
   const Topology topology = NodesOfEight(2);
   const PlanRequest request = AllReduceOf(topology, 1 << 20);
   const std::vector<Choice> choices = Planner(topology).Compare(request, {});

@@ -241,7 +241,7 @@ TEST(ExchangeTest, QuantizedRowsOfTheCallerTravelUnchanged) {
   });
 }
 
-TEST(ExchangeTest, WithoutWeightsRowsAreAddedAsTheyAre) {
+TEST(ExchangeTest, RowsAreAddedUnscaledWithoutWeights) {
   const Topology topology = ShapeReader::Read("2+2");
   RandomInput shape{.empty_ranks = 0};
   const ExpertMap map = ExpertMap::Even(shape.experts, 4);

@@ -139,7 +139,7 @@ TEST(RankGroupsTest, SlowPortsGetTheirOwnBandwidth) {
   EXPECT_NEAR(measured.Bandwidth(0, 4) / 2e9, 1, 0.15);
 }
 
-TEST(RankGroupsTest, TheSourceTellsTheOrderOfDevices) {
+TEST(RankGroupsTest, SourceStatesTheOrderOfDevices) {
   const Topology truth = Levels({2, 2}, {{30e-6, 1e9}, {1e-6, 10e9}});
   const Topology dealt = truth.Selected(std::vector<int>{0, 2, 1, 3}).value();
   const LinkMatrix links = LinksOf(dealt, 0, 1);

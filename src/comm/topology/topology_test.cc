@@ -112,7 +112,7 @@ TEST(TopologyTest, MalformedFilesAreRefusedByPath) {
   EXPECT_THAT(Refusal("\"devices\"", "\"device\""), HasSubstr("has no member \"device\""));
 }
 
-TEST(TopologyTest, LatencyMayBeZeroAndNothingElse) {
+TEST(TopologyTest, OnlyLatencyMayBeZero) {
   std::string text = kUneven;
   text.replace(text.find("\"latency_us\": 20"), 16, "\"latency_us\": 0");
   EXPECT_EQ(Topology::Parse(text, "f.json")->Latency(0, 1), 0);
@@ -124,7 +124,7 @@ TEST(TopologyTest, LatencyMayBeZeroAndNothingElse) {
   EXPECT_TRUE(Topology::Parse(flat.ToJson(), "flat").ok());
 }
 
-TEST(TopologyTest, MembersThatAnObjectHasTwiceAreRefused) {
+TEST(TopologyTest, DuplicateMembersOfAnObjectAreRefused) {
   EXPECT_THAT(Refusal("\"latency_us\": 20", "\"latency_us\": 20, \"latency_us\": 21"),
               HasSubstr("f.json: an object has the member \"latency_us\" twice"));
 }

@@ -271,7 +271,7 @@ class MpiAgreementTest : public testing::Test {
 using MpiTypes = testing::Types<float, double, int8_t, uint8_t, int32_t, int64_t, Half, Bf16>;
 TYPED_TEST_SUITE(MpiAgreementTest, MpiTypes);
 
-TYPED_TEST(MpiAgreementTest, Reductions) {
+TYPED_TEST(MpiAgreementTest, ReductionsEqualThoseOfMpi) {
   this->ForEach([&](Communicator& ours, const std::vector<int>& counts) {
     const int total = std::accumulate(counts.begin(), counts.end(), 0);
     for (const OpCase& op : this->ops_.all()) {
@@ -329,7 +329,7 @@ TYPED_TEST(MpiRealAgreementTest, SumsAreWithinTheRoundingBound) {
   });
 }
 
-TYPED_TEST(MpiAgreementTest, Gathers) {
+TYPED_TEST(MpiAgreementTest, GathersEqualThoseOfMpi) {
   this->ForEach([&](Communicator& ours, const std::vector<int>& counts) {
     const int total = std::accumulate(counts.begin(), counts.end(), 0);
     const int own_count = counts[this->rank()];
@@ -350,7 +350,7 @@ TYPED_TEST(MpiAgreementTest, Gathers) {
   });
 }
 
-TYPED_TEST(MpiAgreementTest, AllToAll) {
+TYPED_TEST(MpiAgreementTest, AllToAllEqualsThatOfMpi) {
   this->ForEach([&](Communicator& ours, const std::vector<int>& counts) {
     const int part = counts[0], total = part * this->size();
     const auto in = InputsFor<TypeParam>(ReduceOp::kSum, total, static_cast<uint32_t>(this->rank()));
@@ -361,7 +361,7 @@ TYPED_TEST(MpiAgreementTest, AllToAll) {
   });
 }
 
-TYPED_TEST(MpiAgreementTest, AllToAllv) {
+TYPED_TEST(MpiAgreementTest, AllToAllvEqualsThatOfMpi) {
   this->ForEach([&](Communicator& ours, const std::vector<int>& counts) {
     // Rank r sends counts[(r + to) % size] elements to rank `to`, and so receives as many from it.
     std::vector<int> pairs(counts);

@@ -32,13 +32,15 @@ Transport& World() {
 
 class MpiConformanceTest : public testing::TestWithParam<size_t> {};
 
-TEST_P(MpiConformanceTest, Holds) { ConformanceCases()[GetParam()].run(World(), ConformanceTag(GetParam())); }
+TEST_P(MpiConformanceTest, HoldsForTheRanksOfTheJob) {
+  ConformanceCases()[GetParam()].run(World(), ConformanceTag(GetParam()));
+}
 
 INSTANTIATE_TEST_SUITE_P(All, MpiConformanceTest, testing::Range<size_t>(0, ConformanceCases().size()),
                          [](const auto& info) { return ConformanceCases()[info.param].name; });
 
 // A library with few tags, as of UCX inside MPI (2^23), spreads them over duplicates of the communicator.
-TEST(MpiTransportTest, TagsAreSplitWhereMpiHasFew) {
+TEST(MpiTransportTest, LargeTagsAreDividedAmongCommunicators) {
   const auto few = MakeMpiTransport(MPI_COMM_WORLD, {.max_tag = (1 << 27) - 1});
   ASSERT_TRUE(few.ok()) << few.status();
   for (size_t i = 0; i < ConformanceCases().size(); ++i) ConformanceCases()[i].run(**few, ConformanceTag(i));
@@ -88,7 +90,7 @@ TEST(MpiTransportTest, OpensTheWorldOfTheLauncher) {
   EXPECT_EQ((*opened)->rank(), World().rank());
 }
 
-TEST(MpiTransportTest, TwoTransportsDoNotMix) {
+TEST(MpiTransportTest, MessagesOfTwoTransportsDoNotMix) {
   const auto other = MakeMpiTransport(MPI_COMM_WORLD);
   ASSERT_TRUE(other.ok()) << other.status();
   Transport* const ends[2] = {&World(), other->get()};

@@ -59,7 +59,7 @@ TEST(OpenTransportTest, UcxNeedsASecret) {
 }
 
 // One rank takes everything from its flag, the other from its environment, with the secret in a file.
-TEST(OpenTransportTest, UcxRanksMeetByFlagAndEnvironment) {
+TEST(OpenTransportTest, UcxRanksConnectByFlagAndEnvironment) {
   const std::string port = std::to_string(FreePort());
   const std::string path = testing::TempDir() + "/job_secret";
   std::ofstream(path) << "tiger\n";
@@ -104,7 +104,7 @@ TEST(OpenTransportTest, ReportsABuildWithoutMpi) {
 }
 #endif
 
-TEST(IsRankOfJob, LaunchersSayHowManyRanksAJobHas) {
+TEST(IsRankOfJob, DependsOnTheNumberOfRanksThatTheLauncherSets) {
   const auto is_rank = [](std::map<std::string, std::string> variables) {
     return IsRankOfJob(Variables(std::move(variables)));
   };

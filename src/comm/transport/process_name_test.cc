@@ -37,7 +37,7 @@ TEST(ProcessNameTest, AProcessHasEndedWhenItIsKilledNotWhenItIsStopped) {
   close(pipe_ends[1]);
 }
 
-TEST(ProcessNameTest, AnotherProcessWithTheSameIdIsNotTheOne) {
+TEST(ProcessNameTest, AProcessHasEndedIfItsIdBelongsToAnother) {
   ProcessName name = OwnProcess();
   ++name.start;
   EXPECT_TRUE(HasEnded(name));
@@ -55,7 +55,7 @@ TEST(ProcessNameTest, ProcessesOfOtherHostsAndNamespacesAreNotKnownToHaveEnded) 
 }
 
 // Sandboxes without the host's boot must not take the processes of other hosts for their own.
-TEST(ProcessNameTest, ProcessesOfUnknownHostsAreNotOnOneHost) {
+TEST(ProcessNameTest, ProcessesOfUnknownHostsAreNotOnTheSameHost) {
   ProcessName unknown = OwnProcess();
   unknown.boot.fill(0);
   EXPECT_TRUE(AreOnOneHost(OwnProcess(), OwnProcess()));

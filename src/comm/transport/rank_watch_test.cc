@@ -83,7 +83,7 @@ TEST(RankWatchTest, NamesARankWhoseProcessDoesNotAnswer) {
   }
 }
 
-TEST(RankWatchTest, EndsWhenTheOtherSideDoes) {
+TEST(RankWatchTest, EndsWhenTheOtherSideEnds) {
   std::vector<std::vector<Socket>> kept = Meet(2);
   auto answering = RankWatch::Start(1, std::move(kept[1]), {});
   ASSERT_TRUE(answering.ok()) << answering.status();

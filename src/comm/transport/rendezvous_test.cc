@@ -165,7 +165,7 @@ TEST(RendezvousTest, RefusesASecondPeerOfARankAndAnotherSize) {
 }
 
 // Other protocols, silent connections and random bytes do not keep the ranks from meeting.
-TEST(RendezvousTest, IntrudersDoNotDisturb) {
+TEST(RendezvousTest, RanksMeetDespiteIntruders) {
   const uint16_t port = FreePort();
   Contacts host(absl::UnknownError("not run"));
   std::thread rank0([&] { host = Rendezvous(Options(port, 0, 2), "a"); });

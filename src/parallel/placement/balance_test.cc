@@ -47,7 +47,7 @@ TEST(Spill, AToleranceNeedsFewerMoves) {
   EXPECT_LT(some.after, some.before);
 }
 
-TEST(Comparison, OurPlanHasTheBestBalanceOfUnknownWorkloads) {
+TEST(Comparison, MoesaicsPlanHasTheBestBalanceOfUnknownWorkloads) {
   const auto loads = GenerateLoads({.layers = 3});
   const auto results =
       ComparePolicies(*loads, {.ranks = 32, .slots = 288, .leave_one_out = true, .split = true, .moves = 0});

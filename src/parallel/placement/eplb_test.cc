@@ -84,7 +84,7 @@ TEST(Eplb, EqualsThePublishedFileOnTenThousandInputs) {
 }
 
 // README.md of EPLB.
-TEST(Eplb, GivesTheExampleOfTheReadme) {
+TEST(Eplb, ReproducesTheExampleOfTheReadme) {
   const LoadMatrix load{2, 12, {90, 132, 40,  61, 104, 165, 39,  4,   73,  56, 183, 86,
                                 20, 107, 104, 64, 19,  197, 187, 157, 172, 86, 16,  27}};
   const auto plan = PlanEplb(load, {.replicas = 16, .groups = 4, .nodes = 2, .gpus = 8});

@@ -46,7 +46,7 @@ TEST(LoadGenerator, LoadsHaveTheRequestedSkewAndCorrelation) {
   }
 }
 
-TEST(LoadGenerator, TheFitTellsLogNormalFromPowerLaw) {
+TEST(LoadGenerator, TheFitDistinguishesLogNormalFromPowerLaw) {
   const GeneratorOptions normal{.layers = 4, .drift = Drift::kIndependent};
   GeneratorOptions power = normal;
   power.skew = Skew::kPowerLaw;
@@ -72,7 +72,7 @@ TEST(LoadGenerator, LayersWithoutTokensDoNotChangeTheSkew) {
   EXPECT_EQ(LoadCorrelation(a, b), correlation);
 }
 
-TEST(LoadGenerator, TheSeedDecides) {
+TEST(LoadGenerator, TheSeedDeterminesTheLoads) {
   const auto a = GenerateLoads({.layers = 1, .seed = 7}), b = GenerateLoads({.layers = 1, .seed = 7});
   const auto c = GenerateLoads({.layers = 1, .seed = 8});
   EXPECT_EQ(a->front().total.tokens, b->front().total.tokens);

@@ -97,7 +97,7 @@ TEST(NodeTraffic, EqualsTheEnumerationOfAllChoices) {
   }
 }
 
-TEST(NodeTraffic, OneNodeAndFullReplicationHaveNone) {
+TEST(NodeTraffic, OneNodeAndFullReplicationNeedNoTraffic) {
   const std::vector<double> loads = {3, 1};
   EXPECT_EQ(RemoteNodes({{0}, {1}}, loads, 1, {.top_k = 1}), 0);
   EXPECT_EQ(RemoteNodes({{0, 1}, {1, 0}}, loads, 2, {.top_k = 1}), 0);

@@ -62,7 +62,7 @@ TEST(PlacementFile, RefusesFormsThatNeedTooMuchMemory) {
 }
 
 // As zip programs do: another value of phy2log is not another placement.
-TEST(PlacementFile, ChangedBytesOfANpzFileAreFound) {
+TEST(PlacementFile, ChangedBytesOfANpzFileAreDetected) {
   std::string zip = *PlacementBytes(kPlacement, PlacementFormat::kEplb);
   const size_t data = zip.find("}", zip.find("NUMPY"));
   const size_t value = zip.find('\n', data) + 1;

@@ -210,7 +210,7 @@ TEST(Planner, RanksAreOrderedSoThatTokensGoToFewerNodes) {
       "nodes must divide the 16 ranks, found 3");
 }
 
-TEST(Planner, ALayerWithoutTokensGetsACompletePlacement) {
+TEST(Planner, ALayerWithoutTokensHasACompletePlacement) {
   LoadMatrix load{2, 4, {1, 2, 3, 4, 0, 0, 0, 0}};
   const auto plan = PlanPlacement(std::vector<LoadMatrix>{load}, {.slots = EqualSlots(6, 2)});
   EXPECT_TRUE(CheckPlacement(plan->placement, "plan", true).ok());

@@ -155,7 +155,7 @@ TEST(PublishedBalancers, PlacementsAreCompleteAndDistinct) {
 }
 
 // Example of FlashLB's pull request (vllm-ascend #3042), where EPLB reaches 232 and its search 205.
-TEST(PublishedBalancers, OurPlanReachesTheExampleOfFlashLb) {
+TEST(PublishedBalancers, MoesaicsPlanReachesTheExampleOfFlashLb) {
   const LoadMatrix load{1, 8, {600, 560, 120, 120, 20, 10, 10, 10}};
   const auto largest = [&](const Placement& placement) {
     const std::vector<double> loads = EqualShareLoads(placement.layers[0], load.layer(0));

@@ -129,7 +129,7 @@ double RelativeError(std::span<const float> found, std::span<const float> expect
 constexpr double kInt8Error = 0.015;
 constexpr double kInt8Flip = 0.2;
 
-TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearTheExactOnes) {
+TEST_P(EngineGoldenTest, Int8CacheKeepsLogitsNearTheExactLogits) {
   const std::string path = SourcePath(std::string("tests/golden/") + GetParam());
   const std::vector<GoldenPrompt> golden = models::ReadGolden(path + "/golden.safetensors");
   const kernels::KernelTable kernels = kernels::SelectKernels(runtime::DetectCpu());

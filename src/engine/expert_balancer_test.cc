@@ -35,7 +35,7 @@ TEST(PlanMoves, MovesExpertsOfTheBusiestRank) {
   for (const std::vector<int>& experts : moves->front().next) EXPECT_TRUE(std::ranges::is_sorted(experts));
 }
 
-TEST(PlanMoves, UsesRedundantExpertsWhereOneExpertIsTooMuchForARank) {
+TEST(PlanMoves, ReplicatesAnExpertThatExceedsTheShareOfARank) {
   ExpertLoadStats load = Skewed();
   load.recent = {100, 10, 1, 1, 1, 1, 1, 1};
   const auto moves =
@@ -101,7 +101,7 @@ double BusiestOf(const parallel::LayerPlacement& layer, const std::vector<int64_
   return most * static_cast<double>(layer.size()) / sum;
 }
 
-TEST(PlanMoves, APlanIsGoodForEarlierWindowsToo) {
+TEST(PlanMoves, APlanAlsoBalancesEarlierWindows) {
   const ExpertLoadStats load = TwoDomains();
   const auto both = PlanMoves(kInOrder, load, {.expert_bytes = kExpertBytes},
                               {.interval_s = 60, .least_tokens_per_rank = 100, .workloads = 2});
@@ -128,7 +128,7 @@ TEST(WorkloadsOf, LeavesOutPartsWithTooFewTokens) {
   EXPECT_EQ(WorkloadsOf(load, 4, 800).size(), 4U);
 }
 
-TEST(PlanMoves, ASlowRankGetsLess) {
+TEST(PlanMoves, ASlowRankReceivesFewerTokens) {
   ExpertLoadStats load = Skewed();
   load.recent = {100, 100, 100, 100, 100, 100, 100, 100};
   const std::vector<double> speeds = {1, 1.0 / 3};
@@ -142,7 +142,7 @@ TEST(PlanMoves, ASlowRankGetsLess) {
 
 // Ranks of two nodes: a plan for tokens is never predicted to be faster than one for the time of a batch, and
 // is slower for some loads.
-TEST(PlanMoves, SlowLinksBetweenNodesCount) {
+TEST(PlanMoves, PlansIncludeTheTimeOfSlowLinksBetweenNodes) {
   const PlacementByLayer in_order = {{3, {{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}}};
   const parallel::Routing routing = {.top_k = 4, .groups = 4, .top_groups = 2};
   const BalanceConditions conditions = {
@@ -217,7 +217,7 @@ TEST(MeasuredSpeeds, AreRowsPerSecondOfComputation) {
   EXPECT_THAT(MeasuredSpeeds(layout, before, now, {}), testing::IsEmpty()) << "too few rows";
 }
 
-TEST(MeasuredSpeeds, AreThoseOfLivingRanks) {
+TEST(MeasuredSpeeds, ExcludeDeadRanks) {
   const parallel::Layout layout = *parallel::Layout::Create({.data = 3, .expert = 3});
   const std::vector<RankStats> now = {{.rank = 0, .timed_rows = 10000, .timed_seconds = 1},
                                       {.rank = 1, .timed_rows = 0, .timed_seconds = 0},
@@ -365,7 +365,7 @@ TEST_F(ExpertBalancerTest, AllRanksChangeInTheSameStep) {
 }
 
 // The counters of results never fall, so a plan counts when its result is known.
-TEST_F(ExpertBalancerTest, APlanCountsByItsResultWhenItHasEnded) {
+TEST_F(ExpertBalancerTest, CountsAPlanWhenItsResultIsKnown) {
   Work();
   Poll();
   ASSERT_EQ(balancer_->stats().state, "planning");
@@ -384,7 +384,7 @@ TEST_F(ExpertBalancerTest, OnlyTheTimeOfExpertsIsSaved) {
 }
 
 // Weights take 10 s in the background. A later move of others saves about 10 ms of steps.
-TEST_F(ExpertBalancerTest, AMoveInTheBackgroundCostsNothing) {
+TEST_F(ExpertBalancerTest, AMoveInTheBackgroundHasNoCost) {
   MoveAndLoadOthers(/*step_seconds=*/1e-4, /*expert_share=*/2e-4);
   EXPECT_EQ(balancer_->stats().state, "moving");
 }

@@ -28,7 +28,7 @@ TEST(ExpertLoad, LoadsOfOtherShapesAreRefused) {
               HasSubstr("have 1 values"));
 }
 
-TEST(ExpertLoad, WindowsHaveTheTokensSinceTheLastOne) {
+TEST(ExpertLoad, WindowsHaveTheTokensSinceThePreviousWindow) {
   int told = 0;
   ExpertLoadRecorder recorder({.window_s = 10, .sink = [&](const auto&) { ++told; }});
   const Clock::time_point begin = Clock::now();
@@ -47,7 +47,7 @@ TEST(ExpertLoad, WindowsHaveTheTokensSinceTheLastOne) {
   EXPECT_LE(stats->Skew(0), 4);
 }
 
-TEST(ExpertLoad, JsonHasTheTokensOfDroppedWindowsInTheFirst) {
+TEST(ExpertLoad, JsonAddsTheTokensOfDroppedWindowsToTheFirstWindow) {
   ExpertLoadStats stats;
   stats.layers = {1, 3};
   stats.experts = 2;

@@ -78,7 +78,7 @@ class LockstepTest : public testing::Test {
   std::vector<std::unique_ptr<Executor>> executors_;
 };
 
-TEST_F(LockstepTest, BatchesOfAllReplicasAreOneStep) {
+TEST_F(LockstepTest, BatchesOfAllReplicasFormOneStep) {
   Make(2);
   const StepBatch a = BatchOf(3), b = BatchOf(7);
   executors_[1]->Start(b);
@@ -102,7 +102,7 @@ TEST_F(LockstepTest, ReplicasWithoutRowsRunAnEmptyBatch) {
   }
 }
 
-TEST_F(LockstepTest, ABatchWithoutRowsConcernsItsReplicaAlone) {
+TEST_F(LockstepTest, ABatchWithoutRowsRunsOnItsReplicaAlone) {
   Make(2);
   const StepBatch moves = BatchOf(0), rows = BatchOf(2);
   executors_[1]->Start(rows);
@@ -124,7 +124,7 @@ TEST_F(LockstepTest, DraftsDoNotRunTheBatchesThatWait) {
   EXPECT_EQ(executors_[1]->Finish()->experts_read, 2);
 }
 
-TEST_F(LockstepTest, PartsAreThoseOfTheReplicaWithMost) {
+TEST_F(LockstepTest, TheReplicaWithTheMostRowsDeterminesTheParts) {
   Make(2, /*stages=*/2);
   const StepBatch chunk = BatchOf(130), decode = BatchOf(1);
   executors_[1]->Start(decode);

@@ -32,7 +32,7 @@ TEST(RankReply, HasTheRoutesOfTheRank) {
   EXPECT_EQ(reply->result.ranks.front().rank, 3);
 }
 
-TEST(RankReply, HasTheReasonWhyAMoveFailed) {
+TEST(RankReply, HasTheReasonOfAFailedMove) {
   RankReply reply;
   reply.result.move = {.number = 7,
                        .state = MoveState::kFailed,

@@ -42,7 +42,7 @@ class RankedGoldenTest : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(RankedGoldenTest, OutputsAreTheOraclesUnderEveryLoad) {
+TEST_P(RankedGoldenTest, OutputsEqualThoseOfTheOracleUnderEveryLoad) {
   for (const Load& load : {Load{64, 512}, {64, 13}, {14, 50}, {14, 50, 14}, {20, 512, 0, 20}}) {
     ExpectOracleUnder(load, GetParam());
   }
@@ -114,7 +114,7 @@ SamplingParams Params(float temperature, int top_k = 0, float top_p = 1, int log
 }
 
 // A stage numbers the layers of its blocks from 0.
-TEST_P(RankedGoldenTest, ALayerIsClearedInItsBlockAlone) {
+TEST_P(RankedGoldenTest, ClearingALayerOfABlockKeepsOtherBlocks) {
   RankedEngine ranks(checkpoint(), GetParam().degrees);
   auto executor = ranks.MakeExecutor();
   ASSERT_TRUE(executor.ok()) << Message(executor.status());
@@ -285,7 +285,7 @@ TEST_P(RankedGoldenTest, RoutesAreThoseOfOneRank) {
 }
 
 // X15: a decoded token costs each rank its sums or its hidden state, and two small messages of the driver.
-TEST_P(RankedGoldenTest, ATokenSendsNoLogits) {
+TEST_P(RankedGoldenTest, DecodingATokenSendsNoLogits) {
   const Degrees& degrees = GetParam().degrees;
   RankedEngine ranks(checkpoint(), degrees);
   EngineOptions options;

@@ -156,7 +156,7 @@ class UnequalReplicasTest : public ReplicatedEngineTest {
   UnequalReplicasTest() : ReplicatedEngineTest(/*small_caches=*/true) {}
 };
 
-TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaThatHoldsIt) {
+TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaWithRoomForItsPrompt) {
   EngineOptions options = Options();
   options.kv_bytes = 6 * kBlockBytes;  // 384 tokens, and 256 of other replicas
   engine_ = Make(options);
@@ -169,7 +169,7 @@ TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaThatHoldsIt) {
   EXPECT_THAT(Message(engine_->Check(Greedy(RandomPrompt(400, 3), 10))), HasSubstr("cache of 384 tokens"));
 }
 
-TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaThatHoldsItsAnswer) {
+TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaWithRoomForItsAnswer) {
   EngineOptions options = Options();
   options.kv_bytes = 6 * kBlockBytes;
   engine_ = Make(options);
@@ -181,7 +181,7 @@ TEST_F(UnequalReplicasTest, ARequestGoesToAReplicaThatHoldsItsAnswer) {
 }
 
 // Blocks of other ranks are larger than those of the driver's.
-TEST_F(UnequalReplicasTest, TiersTakeNoMoreMemoryThanTheyMayOnAnyRank) {
+TEST_F(UnequalReplicasTest, TiersKeepTheirMemoryLimitOnEveryRank) {
   EngineOptions options = Options();
   options.swap_bytes = 6 * kBlockBytes;
   options.warm_bytes = 6 * (kBlockBytes + 1024);
@@ -194,7 +194,7 @@ TEST_F(UnequalReplicasTest, TiersTakeNoMoreMemoryThanTheyMayOnAnyRank) {
   EXPECT_GE(large, 4);
 }
 
-TEST_F(ReplicatedEngineTest, CancelledRequestsHoldNothing) {
+TEST_F(ReplicatedEngineTest, CancelledRequestsFreeTheirBlocks) {
   Engine& engine = Start();
   std::map<RequestId, Result> results;
   std::set<RequestId> cancelled;

@@ -6,7 +6,7 @@ namespace {
 
 class ReplicatedGoldenTest : public testing::TestWithParam<Case> {};
 
-TEST_P(ReplicatedGoldenTest, OutputsAreTheOraclesUnderEveryLoad) {
+TEST_P(ReplicatedGoldenTest, OutputsEqualThoseOfTheOracleUnderEveryLoad) {
   for (const Load& load : {Load{64, 512}, {64, 13}, {14, 50, 14}, {20, 512, 0, 20}}) {
     ExpectOracleUnder(load, GetParam(), [](const EngineStats& stats) {
       ASSERT_EQ(std::ssize(stats.replicas), GetParam().degrees.data);
@@ -22,7 +22,7 @@ TEST_P(ReplicatedGoldenTest, DraftsKeepOutputs) { ExpectOracleWithDrafts(GetPara
 TEST_P(ReplicatedGoldenTest, OutputsFollowTheirGrammars) { ExpectGrammars(GetParam()); }
 
 // One request at a time, so that the other replicas are idle, and some that end early.
-TEST_P(ReplicatedGoldenTest, IdleReplicasDoNotHoldOthersUp) {
+TEST_P(ReplicatedGoldenTest, IdleReplicasDoNotDelayOthers) {
   RankedEngine ranks(GetParam().checkpoint, GetParam().degrees);
   ASSERT_TRUE(ranks.Start({.max_sequences = 8, .max_batch_tokens = 64}, 64).ok());
   std::vector<std::vector<int32_t>> outputs;

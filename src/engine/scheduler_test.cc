@@ -421,7 +421,7 @@ TEST(SchedulerTest, WaitsForASharedPrefixThatIsBeingComputed) {
   EXPECT_EQ(story.Run(), "+c a1 b18 c20");
 }
 
-TEST(SchedulerTest, CopiesOfThePromptBeingComputedDoNotHoldUpOthers) {
+TEST(SchedulerTest, CopiesOfThePromptBeingComputedDoNotDelayOthers) {
   Story story(40, {.max_sequences = 4, .max_batch_tokens = 100, .max_scored_rows = 10});
   story.Add({.prompt = 640, .output = 3, .prompt_logprobs = true});  // leaves rows to others
   for (int i = 0; i < 20; ++i) story.Add({.prompt = 650, .output = 3, .shared = 640});

@@ -83,7 +83,7 @@ class EstimateTest : public testing::TestWithParam<runtime::Isa> {
 // Queries are rounded to half a step of 1/(127 * 128) of their part's largest element, their magnitudes to
 // half a step of 1/254; float sums to key_dim + 8 units of 2^-24 of the sum of magnitudes. A ball that limits
 // the spread is smaller than the sum over the radii, and so is its error.
-TEST_P(EstimateTest, MatchDouble) {
+TEST_P(EstimateTest, MatchesDouble) {
   std::mt19937 rng(1);
   for (const EstimateShape& shape : kEstimateShapes) {
     for (const int rows : {1, 3, 8, 16, 21, 40, 128}) {

@@ -345,7 +345,7 @@ TEST_P(GemmI8Test, ExtremeIntegersAreExact) {
 
 // Preparation has one definition for every instruction set: the same bytes (except for the bias of u8) and
 // scale.
-TEST_P(GemmPlainTest, PreparesLikeReference) {
+TEST_P(GemmPlainTest, QuantizesActivationsLikeReference) {
   const auto reference = GetParam().format == PackedFormat::kF32    ? ref::PrepareF32
                          : GetParam().format == PackedFormat::kBF16 ? ref::PrepareBF16
                                                                     : ref::PrepareS8;
@@ -418,7 +418,7 @@ TEST_P(GemmFp8Test, EveryCodeIsExact) {
 class GemmGroupTest : public GemmTest {};
 
 // All instruction sets must produce the same bytes: codes, scales, corrections, and zeros beyond k.
-TEST_P(GemmGroupTest, PreparesLikeReference) {
+TEST_P(GemmGroupTest, QuantizesActivationsLikeReference) {
   const Gemm& gemm = GetParam().impl.fn;
   const Gemm& reference = GemmImpls(GetParam().format).back().fn;
   ASSERT_EQ(gemm.unit_bytes, reference.unit_bytes);

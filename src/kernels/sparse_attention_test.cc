@@ -163,7 +163,7 @@ TEST_P(SparseAttentionTest, RowsBeforeTheFirstPositionAreDense) {
 }
 
 // Rows in chunks, alone, after drafts and in batches choose the same blocks.
-TEST_P(SparseAttentionTest, BitsDependOnNothingButTheRow) {
+TEST_P(SparseAttentionTest, BitsDependOnTheRowAlone) {
   constexpr int kContext = 900;
   const RowSparsity sparsity = {.settings = {.budget_blocks = 5, .first_position = 333}};
   for (const ModelShape& shape : kModelShapes) {
@@ -361,7 +361,7 @@ TEST_P(SparseAttentionTest, AuditsMeasureTheOmittedMass) {
 
 // Twenty workers score three rows, or one. The blocks of a KV head have three parts, of which a short row has
 // only the first, and 40 query heads have three groups. Another worker finishes last and chooses each time.
-TEST_P(SparseAttentionTest, ManyWorkersForFewRows) {
+TEST_P(SparseAttentionTest, ManyWorkersGiveTheBitsOfOneForFewRows) {
   constexpr int kContext = 8385;  // 131 blocks and the current one
   TestContext one(GetParam(), 1), many(GetParam(), 20);
   for (ModelShape shape : kModelShapes) {
@@ -416,7 +416,7 @@ TEST_P(SparseAttentionTest, BlocksWithNaNAreRead) {
 }
 
 // More such blocks than the budget are not all read, and the output is not finite.
-TEST_P(SparseAttentionTest, MoreBlocksWithNaNThanTheBudgetGiveNoFiniteOutput) {
+TEST_P(SparseAttentionTest, OutputIsNotFiniteIfMoreBlocksThanTheBudgetHaveNaN) {
   const ModelShape& shape = kModelShapes[1];
   Sequence sequence(test_.context(), shape, DType::kF32, 1000, 1000, 6);
   for (int block = 2; block < 8; ++block) {

@@ -365,7 +365,7 @@ TEST_P(MlaGoldenTest, AbsorbedEqualsExpanded) {
   EXPECT_GT(MaxDiff(results[0], results[1]), 0) << "the switch must switch";
 }
 
-TEST_P(MtpGoldenTest, MtpLogits) {
+TEST_P(MtpGoldenTest, MatchesGoldenLogits) {
   for (const Isa isa : TestIsas("f32")) {
     TestModel model(path_, isa, {.dtype = "f32"});
     ASSERT_TRUE(model.status().ok()) << Message(model.status());

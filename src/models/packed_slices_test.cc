@@ -74,7 +74,7 @@ TEST_P(PackedFormatTest, SlicesHaveTheValuesOfTheWholeMatrix) {
 }
 
 // MLA has one record per head, with two matrices of one module.
-TEST(PackedSlicesTest, HeadsAreRecords) {
+TEST(PackedSlicesTest, SlicesOfHeadsHaveTheRecordsOfTheirHeads) {
   const auto plan_of = [](int first, int count) {
     constexpr int kHeadRows = 48;
     PartDecl keys = {.module = "kv_b_proj",

@@ -8,7 +8,7 @@
 namespace moesaic::models {
 namespace {
 
-TEST(WorkOfRanksTest, OneRankHasTheWeightsThatAreLoaded) {
+TEST(WorkOfRanksTest, OneRankHasAllLoadedWeights) {
   for (const char* name : {"qwen3-tied", "qwen3-moe-norm-tied", "deepseek-v3-noqlora", "glm4-moe"}) {
     for (const char* dtype : {"auto", "bf16", "int8", "int4_g32"}) {
       const auto checkpoint =

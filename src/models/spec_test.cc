@@ -142,7 +142,7 @@ layers::RopeSpec RopeOf(const std::string& base, const char* patch) {
   return spec.ok() ? spec->rope : layers::RopeSpec();
 }
 
-TEST(RopeTest, RotatedShareIsReadWhereverItIs) {
+TEST(RopeTest, ReadsTheRotatedShareFromEachPlace) {
   EXPECT_EQ(RopeOf("glm4-moe", "{}").dim, 12);  // half of 24
   EXPECT_EQ(RopeOf("glm4-moe", R"({"partial_rotary_factor": null})").dim, 12);
   EXPECT_EQ(RopeOf("glm4-moe", R"({"partial_rotary_factor": 1})").dim, 24);
@@ -155,7 +155,7 @@ TEST(RopeTest, RotatedShareIsReadWhereverItIs) {
   EXPECT_EQ(RopeOf("llama-untied-f16", R"({"rope_parameters": {"partial_rotary_factor": 1.0}})").dim, 16);
 }
 
-TEST(RopeTest, EqualScalingMayOccurTwice) {
+TEST(RopeTest, AcceptsEqualScalingInTwoPlaces) {
   const layers::RopeSpec rope = RopeOf("llama-untied-f16", R"({
       "rope_scaling": {"type": "linear", "factor": 2},
       "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})");

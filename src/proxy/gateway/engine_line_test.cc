@@ -26,7 +26,7 @@ std::string Address(const char* text, uint16_t port = 0) {
   return {reinterpret_cast<const char*>(&six), sizeof six};
 }
 
-TEST(EngineLine, AnEngineOfANameHasAUrlForEachAddress) {
+TEST(EngineLine, ANameHasAUrlForEachOfItsAddresses) {
   const std::string_view words[] = {"http://vllm.local:8000/a", "resolve", "dp_ranks=2",
                                     "kv_events=tcp://vllm.local:5557", "kv_replay=tcp://other:5558"};
   const auto ranks = ParseEngine(words);
@@ -46,7 +46,7 @@ TEST(EngineLine, AnEngineOfANameHasAUrlForEachAddress) {
   EXPECT_NE(four.instance.pod, six.instance.pod);
 }
 
-TEST(EngineLine, OptionsOfTheStepAndOfDraining) {
+TEST(EngineLine, ReadsTheOptionsOfTheStepAndOfDraining) {
   const std::string_view words[] = {"http://10.0.0.1", "batch_tokens=2048", "drain"};
   const auto engine = ParseEngine(words);
   ASSERT_TRUE(engine.ok()) << engine.status();

@@ -109,7 +109,7 @@ TEST_F(FlowTest, AnEngineThatDoesNotAnswerInTimeIsReplacedAndThenReported) {
   ExpectIdle();
 }
 
-TEST_F(FlowTest, ConnectingHasALimit) {
+TEST_F(FlowTest, ConnectingHasATimeLimit) {
   Use(std::string(kTwo) + "connect_timeout 3s;retries 1 10ms;");
   FakeClient client;
   Flow& flow = Send(client, /*stream=*/false);
@@ -127,7 +127,7 @@ TEST_F(FlowTest, ConnectingHasALimit) {
   ExpectIdle();
 }
 
-TEST_F(FlowTest, TheQueueHasALimitThatARetryDoesNotExtend) {
+TEST_F(FlowTest, TheQueueHasATimeLimitThatARetryDoesNotExtend) {
   Use("engine http://127.0.0.1:1 max_requests=1;queue_timeout 10s;retries 2 10ms;breaker 0;");
   FakeClient first, second, third;  // of one engine that serves one request
   Flow& one = Send(first, /*stream=*/true);
@@ -250,7 +250,7 @@ TEST_F(FlowTest, ASessionReturnsToItsEngine) {
   }
 }
 
-TEST_F(FlowTest, ATraceHasRequestsThatEnded) {
+TEST_F(FlowTest, ATraceHasCompletedRequests) {
   Use(std::string(kTwo) + "retries 2 10ms;");
   FakeClient client;
   Flow& flow = Send(client, /*stream=*/true);

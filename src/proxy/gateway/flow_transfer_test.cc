@@ -271,7 +271,7 @@ TEST_F(TransferTest, BlocksReachARequestOfAnotherZone) {
   ExpectIdle();
 }
 
-TEST_F(TransferTest, ABootstrapIdIsThatOfTheEngineAndNotOfItsNumber) {
+TEST_F(TransferTest, ABootstrapIdIdentifiesTheEngineAndNotItsNumber) {
   Use("transfer mooncake;" + std::string(kPair));
   gateway_->SetBootstrapId(0, "old");
   EXPECT_EQ(gateway_->BootstrapId(0), "old");

@@ -326,7 +326,7 @@ TEST(BlockIndex, BlocksThatWaitForTheirRemovalMakeRoom) {
   }
 }
 
-TEST(BlockIndex, NumbersStayRightWhenTheirProcessIsKilled) {
+TEST(BlockIndex, CountersStayCorrectWhenTheirProcessIsKilled) {
   ZoneOptions options = {.max_instances = 3, .max_requests = 8, .max_workers = 2};
   options.index_blocks = 1 << 8;
   options.engine_blocks = 64;

@@ -274,7 +274,7 @@ TEST_F(IndexWriterTest, ForgetsBlocksWhenTheEngineCountsFromZeroAgain) {
   EXPECT_EQ(writer.state(), IndexState::kExact);
 }
 
-TEST_F(IndexWriterTest, AsksForEverythingWhenItStartsInTheMiddle) {
+TEST_F(IndexWriterTest, RequestsAFullReplayWhenItStartsInTheMiddle) {
   const auto batches = ThreeStores();
   IndexWriter writer(state_, index_, 0);
   ASSERT_EQ(writer.Apply(2, batches[2]).replay_from, 0U);
@@ -296,7 +296,7 @@ TEST_F(IndexWriterTest, AnotherProcessContinuesAtTheStoredNumber) {
   EXPECT_EQ(successor.Apply(4, batches[2]).replay_from, 2U);
 }
 
-TEST_F(IndexWriterTest, BeginsWithAReplayOfWhatItMissed) {
+TEST_F(IndexWriterTest, BeginsWithAReplayOfMissedMessages) {
   const auto batches = ThreeStores();
   {
     IndexWriter first(state_, index_, 0);
@@ -352,7 +352,7 @@ TEST_F(IndexWriterTest, ReplaysARestartedEngineWhoseFirstMessagesWereMissed) {
   EXPECT_TRUE(writer.Apply(3, fresh).applied);
 }
 
-TEST_F(IndexWriterTest, AMessageWithoutAValidTimeIsNoSignOfARestart) {
+TEST_F(IndexWriterTest, AMessageWithoutAValidTimeIsNotTakenForARestart) {
   auto batches = ThreeStores();
   IndexWriter writer(state_, index_, 0);
   for (uint64_t i = 0; i < 3; ++i) writer.Apply(i, batches[i]);
@@ -402,7 +402,7 @@ TEST_F(IndexWriterTest, AWriterOfAReusedEntryChangesNothing) {
   EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
 }
 
-TEST_F(IndexWriterTest, AWriterThatIsMadeWhileAnotherIsInsideABatchContinuesLater) {
+TEST_F(IndexWriterTest, AWriterThatIsCreatedDuringABatchOfAnotherContinuesLater) {
   const auto batches = ThreeStores();
   EXPECT_TRUE(IndexWriter(state_, index_, 0).Apply(0, batches[0]).applied);
   std::optional<WritersLock> stopped(std::in_place, zone_.zone());
@@ -414,7 +414,7 @@ TEST_F(IndexWriterTest, AWriterThatIsMadeWhileAnotherIsInsideABatchContinuesLate
   EXPECT_EQ(successor.Apply(2, batches[2]).replay_from, 1U);
 }
 
-TEST_F(IndexWriterTest, AWriterGoesOnWhenAProcessThatIsStoppedInsideABatchIsKilled) {
+TEST_F(IndexWriterTest, AWriterContinuesWhenAProcessThatStoppedInsideABatchIsKilled) {
   const auto batches = ThreeStores();
   EXPECT_TRUE(IndexWriter(state_, index_, 0).Apply(0, batches[0]).applied);
   const pid_t stopped = fork();
@@ -437,7 +437,7 @@ TEST_F(IndexWriterTest, AWriterGoesOnWhenAProcessThatIsStoppedInsideABatchIsKill
 }
 
 // The writer is inside a batch at the moment at which its lease is taken, or between two.
-TEST_F(IndexWriterTest, ASuccessorSeesNoChangeByTheWriterBeforeIt) {
+TEST_F(IndexWriterTest, ASuccessorSeesNoChangeByItsPredecessor) {
   std::vector<int32_t> tokens(200 * kBlock, 7);
   for (int round = 0; round < 100; ++round) {
     const auto now = static_cast<Nanos>(round + 1);
@@ -469,7 +469,7 @@ TEST_F(IndexWriterTest, ASuccessorSeesNoChangeByTheWriterBeforeIt) {
   }
 }
 
-TEST_F(IndexWriterTest, AsksForEverythingWhenAParentIsUnknown) {
+TEST_F(IndexWriterTest, RequestsAFullReplayWhenAParentIsUnknown) {
   IndexWriter writer(state_, index_, 0);
   writer.Apply(0, StoreOf(101, std::nullopt, {1, 2, 3, 4}));
   ASSERT_EQ(writer.Apply(1, StoreOf(300, 299, {5, 6, 7, 8})).replay_from, 0U);

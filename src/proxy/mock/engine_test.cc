@@ -181,7 +181,7 @@ TEST(MockEngine, WaitsForARemotePrefillInParallelMode) {
   EXPECT_EQ(RunAll(engine).back().kind, MockOutput::Kind::kFinished);
 }
 
-TEST(MockEngine, CancelAtAnyTimeFreesEverything) {
+TEST(MockEngine, CancelAtAnyTimeFreesAllBlocks) {
   for (int steps = 0; steps < 6; ++steps) {
     MockEngine engine(Small());
     ASSERT_TRUE(engine.Submit(Request(1, 600, 8, 3), 0).ok());
@@ -232,7 +232,7 @@ TEST(MockEngine, RequestsContinueWhenAStallEndsEarly) {
   EXPECT_LT(outputs.back().time, 3 * kSecond);
 }
 
-TEST(MockEngine, ASlowdownCountsForTheRestOfAStep) {
+TEST(MockEngine, ASlowdownDelaysTheRestOfAStep) {
   MockEngine engine(Small());
   MockFaults slow;
   slow.slowdown = 1000;
@@ -256,7 +256,7 @@ TEST(MockEngine, RefusesRequestsThatContradictThemselves) {
   EXPECT_FALSE(engine.Submit(Request(3, 10, 1), 0).ok());
 }
 
-TEST(MockEngine, RestartForgetsEverything) {
+TEST(MockEngine, RestartClearsRequestsAndCache) {
   MockEngine engine(Small());
   ASSERT_TRUE(engine.Submit(Request(1, 100, 1, 10), 0).ok());
   RunAll(engine);

@@ -6,7 +6,7 @@ namespace moesaic::proxy {
 namespace {
 
 // Every event that a client sees must be whole, wherever the engine's answer breaks off.
-TEST(AnswerStream, AbandonEndsTheLastEvent) {
+TEST(AnswerStream, AbandoningAStreamEndsItsLastEvent) {
   const std::string text =
       "data: {\"choices\":[{\"text\":\"a\"}]}\n\nevent: x\r\ndata: {\"choices\":[]}\r\n\r\n";
   for (size_t cut = 0; cut <= text.size(); ++cut) {
@@ -52,7 +52,7 @@ TEST(AnswerStream, PassesStreamsUnchangedInPiecesOfAnySize) {
   }
 }
 
-TEST(AnswerStream, SeesTheFirstTokenAtOnce) {
+TEST(AnswerStream, ReportsTheFirstTokenAtOnce) {
   AnswerStream stream({.stream = true});
   std::string out;
   stream.Push("data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n", &out);
@@ -75,7 +75,7 @@ TEST(AnswerStream, ReportsTheCachedTokensOfTheOtherEngine) {
       R"({"id":"a","choices":[{}],"usage":{"prompt_tokens":4,"prompt_tokens_details":{"cached_tokens":3}}})");
 }
 
-TEST(AnswerStream, PassesWhatIsNotJson) {
+TEST(AnswerStream, PassesMalformedJsonUnchanged) {
   AnswerStream json({.cached_tokens = 3});
   EXPECT_EQ(Passed(json, "not json", 3), "not json");
   AnswerStream stream({.stream = true, .cached_tokens = 3});

@@ -35,13 +35,13 @@ TEST(JsonMembers, ReadsScalars) {
   EXPECT_EQ(members->Find("z")->type, JsonType::kNull);
 }
 
-TEST(JsonMembers, ComparesUnescapedKeysAndTakesTheLastOfEqualOnes) {
+TEST(JsonMembers, ComparesUnescapedKeysAndReturnsTheLastOfEqualKeys) {
   const auto members = JsonMembers::Scan(R"({"\u006dodel":"a","model":"b"})");
   ASSERT_TRUE(members.ok());
   EXPECT_EQ(members->String("model"), "b");
 }
 
-TEST(JsonMembers, RefusesWhatIsNotJson) {
+TEST(JsonMembers, RefusesMalformedJson) {
   for (const char* text : {"",
                            "{",
                            "[",
@@ -119,7 +119,7 @@ TEST(JsonUnescaped, RefusesHalfOfASurrogatePair) {
     EXPECT_FALSE(JsonUnescaped(half)) << half;
 }
 
-TEST(JsonQuoted, EscapesAndReads) {
+TEST(JsonQuoted, EscapesTextThatJsonUnquotedReadsBack) {
   const std::string text = "a\"\\\n\x01\xC3\xA9";
   EXPECT_EQ(JsonQuoted(text), "\"a\\\"\\\\\\n\\u0001\xC3\xA9\"");
   EXPECT_EQ(JsonUnquoted(JsonQuoted(text)), text);
@@ -154,7 +154,7 @@ TEST(JsonMembers, ReadsNoByteAfterAStringWithoutEnd) {
   }
 }
 
-TEST(JsonMembers, ScansCheckedValuesAlike) {
+TEST(JsonMembers, QuickScanOfCheckedTextFindsTheSameValues) {
   const std::string text = R"({"a":"\\","b":"\"","c":["x\\\"]","y"],"d":{"e\"":1}})";
   const auto full = JsonMembers::Scan(text), quick = JsonMembers::Scan(text, {.checked = true});
   ASSERT_TRUE(full.ok() && quick.ok());

@@ -96,7 +96,7 @@ TEST(ReleaseBody, ComputesOneToken) {
       R"({"prompt":"a","n":1,"min_tokens":1,"stream":false,"max_tokens":1,"kv_transfer_params":{"x":1}})");
 }
 
-TEST(PrefillBody, Nixl) {
+TEST(PrefillBody, SetsTheParametersOfNixl) {
   EXPECT_EQ(
       PrefillBody(Read(Endpoint::kChat, kChat), {.transfer = Transfer::kVllmNixl}),
       R"({"model":"m", "messages":[{"role":"user","content":"Hi"}],"temperature":0.70,"max_tokens":1,)"
@@ -137,7 +137,7 @@ TEST(DecodeBody, SglangSendsIntegersToBoth) {
   EXPECT_EQ(DecodeBody(body, peers), wanted);
 }
 
-TEST(DecodeBody, Mooncake) {
+TEST(DecodeBody, SetsTheParametersOfMooncake) {
   const TransferPeers peers{.transfer = Transfer::kVllmMooncake,
                             .transfer_id = "xfer-1",
                             .bootstrap_address = "http://10.0.0.1:8998",
@@ -159,7 +159,7 @@ TEST(DecodeBody, AscendNamesTheMetaserver) {
             R"("metaserver":"http://p/v1/metaserver"}})");
 }
 
-TEST(ForwardTokens, UsesTheWayOfEachEngine) {
+TEST(ForwardTokens, UsesTheFieldOfEachEngine) {
   const std::vector<int32_t> ids = {5, 6};
   const std::string list = IdList(ids);
   EXPECT_EQ(
@@ -175,7 +175,7 @@ TEST(ForwardTokens, UsesTheWayOfEachEngine) {
             R"({"messages":[],"kv_transfer_params":{"prompt_token_ids":[5,6]}})");
 }
 
-TEST(IdList, IsJson) {
+TEST(IdList, IsAJsonArray) {
   EXPECT_EQ(IdList({}), "[]");
   EXPECT_EQ(IdList(std::vector<int32_t>{0, 2147483647, -2147483647}), "[0,2147483647,-2147483647]");
 }

@@ -162,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(All, PolicyTest, testing::ValuesIn(PolicyNames().begin(
                          });
 
 // The check of the bound finds requests that starve when the scheduler has a later one.
-TEST(StarvationBound, ALaterBoundIsNoticed) {
+TEST(StarvationBound, TheCheckDetectsALaterBound) {
   for (const Mode mode : {Mode::kAggregated, Mode::kSequential, Mode::kParallel}) {
     RandomRun run;
     RunRandomly("moesaic", mode, 3600 * kSecond, kBound, run);
@@ -170,7 +170,7 @@ TEST(StarvationBound, ALaterBoundIsNoticed) {
   }
 }
 
-TEST(MakePolicy, NamesTheKnownOnes) {
+TEST(MakePolicy, ErrorNamesTheKnownPolicies) {
   const auto policy = MakePolicy("best", {});
   ASSERT_FALSE(policy.ok());
   EXPECT_NE(Message(policy.status()).find("omni-earliest-batch"), std::string::npos);

@@ -116,7 +116,7 @@ TEST_F(SchedulerTest, SequentialRequestGetsADecodeInstanceOfItsGroup) {
   }
 }
 
-TEST_F(SchedulerTest, ParallelRequestGetsBothAtOnce) {
+TEST_F(SchedulerTest, ParallelRequestGetsBothInstancesAtOnce) {
   Use(Engines(0, 1, 1));
   const RequestId id = Submitted({.prompt_tokens = 4000, .mode = Mode::kParallel});
   Run();
@@ -127,7 +127,7 @@ TEST_F(SchedulerTest, ParallelRequestGetsBothAtOnce) {
   EXPECT_EQ(StageOf(id), Stage::kDecodeRunning);
 }
 
-TEST_F(SchedulerTest, GoesWhereThePrefixIsUnlessTheQueueThereIsLonger) {
+TEST_F(SchedulerTest, PrefersTheInstanceWithThePrefixUnlessItsQueueIsLonger) {
   Use(Engines(2));
   std::vector<uint64_t> keys(1000);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = 1000 + i;
@@ -371,7 +371,7 @@ TEST_F(SchedulerTest, ASessionOutweighsAPrefixWhenTheIndexIsDegraded) {
 }
 
 // The engine may have evicted blocks that an index with gaps still has.
-TEST_F(SchedulerTest, AMatchOfADegradedIndexCountsLessThanThatOfAnExactOne) {
+TEST_F(SchedulerTest, AMatchInADegradedIndexHasLessWeightThanInAnExactIndex) {
   Use(Engines(2));
   const Zone zone = zone_.zone();
   std::vector<uint64_t> keys(200);
@@ -425,7 +425,7 @@ TEST_F(SchedulerTest, AvoidsTheFailedHalfOfAParallelPair) {
   state_.Finish(id, Outcome::kFailed, now_);
 }
 
-TEST_F(SchedulerTest, AStarvedRequestKeepsOneInstanceAndNotThePool) {
+TEST_F(SchedulerTest, AStarvedRequestReservesOneInstanceAndNotThePool) {
   Use(Engines(2, 0, 0, {.prefill_tokens = 1000}));
   const RequestId first = Submitted({.prompt_tokens = 600}), second = Submitted({.prompt_tokens = 600});
   Run();
@@ -463,7 +463,7 @@ TEST_F(SchedulerTest, ParallelPairsAvoidGroupsWithoutADecodeInstance) {
   }
 }
 
-TEST_F(SchedulerTest, UnhealthyClosedAndDrainingInstancesGetNothing) {
+TEST_F(SchedulerTest, UnhealthyClosedAndDrainingInstancesGetNoRequests) {
   Use(Engines(3));
   state_.SetHealthy(0, false);
   for (int i = 0; i < 3; ++i) state_.RecordFailure(1, now_, {.failures = 3, .open = kSecond});
@@ -477,7 +477,7 @@ TEST_F(SchedulerTest, UnhealthyClosedAndDrainingInstancesGetNothing) {
   EXPECT_EQ(state_.Request(id)->prefill_instance, 1);
 }
 
-TEST_F(SchedulerTest, BoundsQueueAndTenants) {
+TEST_F(SchedulerTest, LimitsTheQueueAndTheRateOfTenants) {
   Use(Engines(1, 0, 0, {.prefill_requests = 1}), "moesaic",
       {.queue_limit = 2, .tenant = {.tokens_per_second = 100, .burst_tokens = 1000}});
   Submitted({.prompt_tokens = 900, .tenant = 5});
@@ -495,7 +495,7 @@ TEST_F(SchedulerTest, BoundsQueueAndTenants) {
 }
 
 // Tokens of a tenant's bucket, at the rate of one per second over no time.
-TEST_F(SchedulerTest, BucketsAreSettledWithTheTokensThatWereUsed) {
+TEST_F(SchedulerTest, ChargesTheBucketForTheTokensThatWereUsed) {
   constexpr double kBurst = 1e9;
   Use(Engines(1, 1, 2), "moesaic", {.tenant = {.tokens_per_second = 1e-6, .burst_tokens = kBurst}});
   const auto left = [&](uint64_t tenant) {
@@ -638,7 +638,7 @@ TEST_F(SchedulerTest, ALostLeaseChangesNothing) {
   EXPECT_EQ(StageOf(id), Stage::kPrefillWaiting);
 }
 
-TEST_F(SchedulerTest, AnAbortAtEveryStageReleasesEverything) {
+TEST_F(SchedulerTest, AnAbortAtEveryStageReleasesAllResources) {
   Use(Engines(0, 1, 1));
   for (int stop = 0; stop < 9; ++stop) {
     const RequestId id = *state_.Begin(worker_, now_);

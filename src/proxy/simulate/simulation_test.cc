@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(All, SimulationTest, testing::ValuesIn(PolicyNames().be
                            return name;
                          });
 
-TEST(Simulation, PrefixesAreReusedByOursAndScatteredByRandom) {
+TEST(Simulation, MoesaicsPolicyReusesMorePrefixesThanRandom) {
   const Trace trace = Agents(20, 6);
   const auto ours = Simulate(trace, TwoAndTwo("moesaic")), random = Simulate(trace, TwoAndTwo("random"));
   ASSERT_TRUE(ours.ok() && random.ok());
@@ -158,7 +158,7 @@ TEST(Simulation, ACommonCacheServesInTheOrderOfArrivals) {
   EXPECT_NEAR(CommonCacheGoodput(trace, options) * 2, 4, 1e-9);
 }
 
-TEST(Simulation, RejectsNothingThatFitsAndRefusesWhatCannot) {
+TEST(Simulation, RefusesTracesThatCannotRun) {
   Trace trace = Agents(2, 2);
   SimulationOptions options = TwoAndTwo("moesaic");
   options.kv_tokens = 1024;
@@ -170,7 +170,7 @@ TEST(Simulation, RejectsNothingThatFitsAndRefusesWhatCannot) {
   EXPECT_FALSE(Simulate(trace, options).ok());
 }
 
-TEST(Simulation, StopsWhenItsCallerSaysSo) {
+TEST(Simulation, StopsWhenItsCallerCancels) {
   const auto result = Simulate(Agents(20, 6), TwoAndTwo("omni"), [](uint64_t) { return false; });
   EXPECT_EQ(result.status().code(), StatusCode::kCancelled);
 }

@@ -97,7 +97,7 @@ TEST_F(StateTest, RefusesMoreRequestsThanSlots) {
   ExpectEmpty();
 }
 
-TEST_F(StateTest, ConfigureKeepsNumbersAndAbandonsWhatIsNoLongerNamed) {
+TEST_F(StateTest, ConfigureKeepsNumbersAndRemovesInstancesThatAreNoLongerNamed) {
   const int a = state_.FindInstance("http://a", 0), b = state_.FindInstance("http://b", 0);
   const auto changed = state_.Configure(Named({"http://b", "http://c"}), 2);
   ASSERT_TRUE(changed.ok());
@@ -163,7 +163,7 @@ TEST_F(StateTest, AnAbandonedInstanceLivesUntilItsLastReference) {
   ExpectEmpty();
 }
 
-TEST_F(StateTest, ConfigureRefusesWhatDoesNotFit) {
+TEST_F(StateTest, ConfigureRefusesInvalidAndTooManyInstances) {
   EXPECT_FALSE(state_.Configure(Named({"http://a", "http://a"}), 2).ok());
   EXPECT_FALSE(state_.Configure(Named({""}), 2).ok());
   std::vector<std::string> urls;
@@ -251,7 +251,7 @@ TEST(Zone, WorksAtAnotherAddress) {
   munmap(other, zone.bytes());
 }
 
-TEST(Zone, FitUsesTheMemoryItIsGiven) {
+TEST(Zone, FitUsesTheGivenMemory) {
   for (const size_t bytes : {size_t{8} << 20, size_t{256} << 20, size_t{4} << 30}) {
     const ZoneOptions options = Zone::Fit(bytes, 64, 1024);
     EXPECT_LE(Zone::Bytes(options), bytes);

@@ -73,7 +73,7 @@ StatusOr<std::vector<int32_t>> Encode(SegmentCache& cache, std::string_view esca
   return std::move(progress.ids);
 }
 
-TEST_F(SegmentCacheTest, GivesTheIdsOfTheTokenizer) {
+TEST_F(SegmentCacheTest, ReturnsTheIdsOfTheTokenizer) {
   SegmentCache cache(tokenizer_, cutter_, 1 << 20);
   std::mt19937 random(7);
   const std::string shared = RandomText(random, 600), conversation = RandomText(random, 5000);
@@ -126,7 +126,7 @@ TEST_F(SegmentCacheTest, FindsCutsInLongTexts) {
   EXPECT_GE(cache.stats().hit_bytes, lines.size() - 2 * SegmentCache::kShortSegment);
 }
 
-TEST_F(SegmentCacheTest, TokenizesNoMoreThanWasAllowed) {
+TEST_F(SegmentCacheTest, TokenizesAtMostTheAllowedText) {
   SegmentCache cache(tokenizer_, cutter_, 1 << 20);
   std::string lines;
   for (int i = 0; i < 2000; ++i) lines += "Line number " + std::to_string(i) + " of a text.\n";
@@ -276,7 +276,7 @@ TEST(PromptRenderer, RendersChatsAndCompletions) {
 }
 
 // The text that the template gives, tokenized as a whole.
-TEST(PromptRenderer, GivesTheIdsOfTheRenderedText) {
+TEST(PromptRenderer, ReturnsTheIdsOfTheRenderedText) {
   auto renderer = PromptRenderer::Open(kModel, Dialect::kVllm, 1 << 20);
   ASSERT_TRUE(renderer.ok()) << renderer.status();
   const auto chat = text::ChatTemplate::FromFolder(kModel);
@@ -319,7 +319,7 @@ TEST(PromptRenderer, ContinuesAfterALimitOfUnknownText) {
   EXPECT_EQ((*prompt)->progress.ids, IdsOf(**renderer, Endpoint::kChat, body)->ids);
 }
 
-TEST(PromptRenderer, LeavesToTheEngineWhatItCannotRender) {
+TEST(PromptRenderer, LeavesRequestsThatItCannotRenderToTheEngine) {
   auto renderer = PromptRenderer::Open(kModel, Dialect::kVllm, 1 << 20);
   ASSERT_TRUE(renderer.ok());
   for (const char* body :
@@ -333,7 +333,7 @@ TEST(PromptRenderer, LeavesToTheEngineWhatItCannotRender) {
     EXPECT_FALSE(IdsOf(**renderer, Endpoint::kCompletions, body).ok()) << body;
 }
 
-TEST(PromptRenderer, DoesNotForwardWhatEnginesRenderInDifferentWays) {
+TEST(PromptRenderer, DoesNotForwardPromptsThatEnginesRenderDifferently) {
   auto renderer = PromptRenderer::Open(kModel, Dialect::kVllm, 1 << 20);
   ASSERT_TRUE(renderer.ok());
   const auto parts = IdsOf(

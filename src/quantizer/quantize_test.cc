@@ -35,7 +35,7 @@ void PrintTo(const Case& each, std::ostream* out) {
 
 class EverySource : public QuantizeTest, public ::testing::WithParamInterface<Case> {};
 
-TEST_P(EverySource, OutputIsExactlyWhatItsSettingsMakeOfTheSource) {
+TEST_P(EverySource, OutputEqualsTheSourceQuantizedByItsSettings) {
   options_.output.scheme = GetParam().scheme;
   options_.output.search = GetParam().search;
   const StatusOr<QuantizeReport> report = Run(Golden(GetParam().golden), "out");
@@ -467,7 +467,7 @@ TEST_F(QuantizeTest, RejectsBlocksThatPiecesWouldSplit) {
   }
 }
 
-TEST_F(QuantizeTest, GroupIndexOfAnActOrderIsReadCompletely) {
+TEST_F(QuantizeTest, ReadsTheCompleteGroupIndexOfAnActOrder) {
   const auto source = *Checkpoint::Open(Golden("ct-llama-int4-actorder"));
   const auto items = *ListItems(*source);
   const auto forms = *FormsOf(*source, items);

@@ -92,7 +92,7 @@ class GradientTilesTest : public testing::Test {
   std::normal_distribution<float> normal_;
 };
 
-TEST_F(GradientTilesTest, TriangleMultiplication) {
+TEST_F(GradientTilesTest, TriangleMultiplicationMatchesDifferences) {
   constexpr int64_t kResidues = 92;  // 8464 rows: two blocks
   for (const bool incoming : {false, true}) {
     Check({.name = incoming ? "tri_mul_in" : "tri_mul_out",
@@ -114,7 +114,7 @@ TEST_F(GradientTilesTest, TriangleMultiplication) {
   }
 }
 
-TEST_F(GradientTilesTest, TriangleAttention) {
+TEST_F(GradientTilesTest, TriangleAttentionMatchesDifferences) {
   constexpr int64_t kResidues = 98;  // three tiles of queries, two blocks of rows
   for (const bool ending : {false, true}) {
     Check({.name = ending ? "tri_att_end" : "tri_att_start",
@@ -136,7 +136,7 @@ TEST_F(GradientTilesTest, TriangleAttention) {
   }
 }
 
-TEST_F(GradientTilesTest, AttentionOfAlignments) {
+TEST_F(GradientTilesTest, AttentionOfAlignmentsMatchesDifferences) {
   constexpr int64_t kSequences = 90, kResidues = 98;
   for (const bool row : {true, false}) {
     NamedArrays inputs = {{"m", Normal(kSequences * kResidues * 11)}};
@@ -165,7 +165,7 @@ TEST_F(GradientTilesTest, AttentionOfAlignments) {
   }
 }
 
-TEST_F(GradientTilesTest, OuterProductMean) {
+TEST_F(GradientTilesTest, OuterProductMeanMatchesDifferences) {
   constexpr int64_t kSequences = 120, kResidues = 70;  // three tiles of residues, two blocks of rows
   Check({.name = "outer_product_mean",
          .inputs = {{"m", Normal(kSequences * kResidues * 11)}},
@@ -186,7 +186,7 @@ TEST_F(GradientTilesTest, OuterProductMean) {
              }});
 }
 
-TEST_F(GradientTilesTest, InvariantPointAttention) {
+TEST_F(GradientTilesTest, InvariantPointAttentionMatchesDifferences) {
   constexpr int64_t kResidues = 92;
   const InvariantPointOptions options = {.heads = 3, .dim = 5, .query_points = 4, .value_points = 6};
   std::vector<float> rotation;
@@ -223,7 +223,7 @@ TEST_F(GradientTilesTest, InvariantPointAttention) {
              }});
 }
 
-TEST_F(GradientTilesTest, Egnn) {
+TEST_F(GradientTilesTest, EgnnMatchesDifferences) {
   constexpr int64_t kNodes = 210, kEdges = 5000;  // two blocks of edges
   const graph::Graph graph = graph::RandomEdges(&rng_, kNodes, kNodes, kEdges, false, false).Build();
   const std::pair<std::string, EgnnOptions> cases[] = {
@@ -255,7 +255,7 @@ TEST_F(GradientTilesTest, Egnn) {
   }
 }
 
-TEST_F(GradientTilesTest, EquivariantAttention) {
+TEST_F(GradientTilesTest, EquivariantAttentionMatchesDifferences) {
   constexpr int64_t kNodes = 40, kEdges = 700;  // 200 edges of one source are in several tiles
   const graph::Graph graph = graph::RandomEdges(&rng_, kNodes, kNodes, kEdges, false, false).Build();
   const Fiber in = {{0, 2}, {1, 3}}, out = {{0, 4}, {1, 4}, {2, 4}};
@@ -301,7 +301,7 @@ TEST_F(GradientTilesTest, EquivariantAttention) {
              }});
 }
 
-TEST_F(GradientTilesTest, ProteinMpnnLayers) {
+TEST_F(GradientTilesTest, ProteinMpnnLayersMatchDifferences) {
   constexpr int64_t kNodes = 210, kEdges = 5000, kHidden = 8;
   const graph::Graph graph = graph::RandomEdges(&rng_, kNodes, kNodes, kEdges, false, false).Build();
   for (const bool encoder : {true, false}) {
@@ -337,7 +337,7 @@ TEST_F(GradientTilesTest, ProteinMpnnLayers) {
   }
 }
 
-TEST_F(GradientTilesTest, EvoformerBlock) {
+TEST_F(GradientTilesTest, EvoformerBlockMatchesDifferences) {
   constexpr int64_t kSequences = 50, kResidues = 48;  // 2304 rows of pairs, 2400 of the alignment
   constexpr int64_t kMsaSize = kSequences * kResidues * 6;
   const auto load = [](const WeightMap& weights) {
@@ -368,7 +368,7 @@ TEST_F(GradientTilesTest, EvoformerBlock) {
              }});
 }
 
-TEST_F(GradientTilesTest, ProteinMpnn) {
+TEST_F(GradientTilesTest, ProteinMpnnMatchesDifferences) {
   constexpr int kResidues = 110, kNeighbors = 48;  // 5280 edges
   MpnnInput input;
   input.known.assign(kResidues, 1);
@@ -416,7 +416,7 @@ TEST_F(GradientTilesTest, ProteinMpnn) {
              }});
 }
 
-TEST_F(GradientTilesTest, StructureModule) {
+TEST_F(GradientTilesTest, StructureModuleMatchesDifferences) {
   constexpr int64_t kResidues = 70, kBlocks = 3, kSingle = 8;
   constexpr int64_t kSizes[] = {7, 14, 14, 128, 42};  // of the results of one residue and iteration
   std::vector<int32_t> types;

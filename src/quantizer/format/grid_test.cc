@@ -35,7 +35,7 @@ double ErrorOf(const std::vector<float>& a, const std::vector<float>& b) {
 
 // Each of the 16 codes times each of the 254 finite block scales gives the exact product, which rounds back
 // to its code.
-TEST(Grid, AllNvfp4CodesWithAllScales) {
+TEST(Grid, RoundTripsAllNvfp4CodesWithAllScales) {
   QuantizedMatrix matrix{
       .grid = kNvfp4, .n = 256, .k = 16, .codes = {}, .scales = {}, .global_scale = 0.375F};
   for (int scale = 0; scale < 256; ++scale) {

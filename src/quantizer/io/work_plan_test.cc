@@ -63,7 +63,7 @@ class WorkPlanTest : public ::testing::Test {
   OutputPlan output_;
 };
 
-TEST_F(WorkPlanTest, SplitsLargeMatricesAndGroupsSmallOnes) {
+TEST_F(WorkPlanTest, SplitsLargeMatricesAndGroupsSmallMatrices) {
   Add("a", 1000, 512);
   for (int e = 0; e < 40; ++e) Add("expert" + std::to_string(e), 64, 512);
   Add("z", 300, 512);
@@ -141,7 +141,7 @@ TEST_F(WorkPlanTest, LinearsWithASharedScaleGetAnExclusiveUnitIfTheyAreTooLarge)
   EXPECT_EQ(Cut({.unit_bytes = 150'000, .alone_bytes = 100'000}).alone_bytes, 0);
 }
 
-TEST_F(WorkPlanTest, RowsBesideReturnsTheRowsOutsideAUnit) {
+TEST_F(WorkPlanTest, ReturnsTheRowsOutsideAUnit) {
   Add("a", 256, 256);
   Add("gate", 1000, 512, 0);
   Add("up", 1000, 512, 0);

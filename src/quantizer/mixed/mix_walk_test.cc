@@ -273,7 +273,7 @@ TEST_F(MixWalkTest, AnotherMixIsRejected) {
 }
 
 // Interrupts the measurement after a state was saved.
-TEST_F(MixWalkTest, MeasurementServesAnotherBudgetButNoOtherMix) {
+TEST_F(MixWalkTest, AMeasurementIsReusedForAnotherBudgetButNotForAnotherMix) {
   options_.save_share = 1;
   options_.output.search = options_.output.gptq = true;
   Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
@@ -344,7 +344,7 @@ TEST_F(MixWalkTest, OtherKernelsAreRejectedBeforeMeasuring) {
   EXPECT_EQ(measured, 0);
 }
 
-TEST_F(MixWalkTest, KeepMustNotSeparateFusedLinears) {
+TEST_F(MixWalkTest, RejectsKeepRulesThatSeparateFusedLinears) {
   // If the rest of q, k and v were kept in bf16 as well, the failure could have another cause.
   Ask({"bf16", "nvfp4"}, MixBudget::Kind::kBitsPerWeight, 32);
   options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.self_attn\.q_proj)"}};

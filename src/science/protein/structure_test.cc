@@ -54,7 +54,7 @@ TEST(PdbTest, GapsOfALongChainAreBounded) {
   EXPECT_EQ(MakeMpnnInput(structure)->size(), 500 * 199 + 1);
 }
 
-TEST(PdbTest, TakesTheLocationWithTheHighestOccupancy) {
+TEST(PdbTest, SelectsTheLocationWithTheHighestOccupancy) {
   const std::string text =
       Atom(1, "CA", "SER", 'A', 1, 1, 'A', 0.4F) + Atom(2, "CA", "SER", 'A', 1, 2, 'B', 0.6F) +
       Atom(3, "N", "SER", 'A', 1, 5, 'A', 0.5F) + Atom(4, "N", "SER", 'A', 1, 6, 'B', 0.5F) +

@@ -60,7 +60,7 @@ TEST(KeyRing, KeepsTenantsOverAReload) {
   EXPECT_THAT(KeyMetricsText(&ring), HasSubstr("moesaic:key_requests_total{key=\"bob\"} 0\n"));
 }
 
-TEST(UnnamedKey, IsTheSameTenantInAnyOrderOfFlags) {
+TEST(UnnamedKey, BelongsToTheSameTenantInAnyOrderOfFlags) {
   EXPECT_EQ(UnnamedKey("api-key-1", "k", false).id, UnnamedKey("api-key-2", "k", true).id);
   EXPECT_NE(UnnamedKey("api-key-1", "k", false).id, UnnamedKey("api-key-1", "l", false).id);
   EXPECT_EQ(UnnamedKey("x", "a", false).id.find('/'), std::string::npos);

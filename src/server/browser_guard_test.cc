@@ -12,7 +12,7 @@ int StatusOf(const BrowserGuardOptions& options, Headers headers) {
   return error ? error->http_status : 200;
 }
 
-TEST(BrowserGuard, TakesAddressesAndKnownNamesAsHost) {
+TEST(BrowserGuard, AcceptsAddressesAndKnownNamesAsHost) {
   const BrowserGuardOptions options{
       .bound_host = "Models.example", .allowed_hosts = {"proxy.example"}, .cors_origins = {}};
   for (const char* host :
@@ -31,7 +31,7 @@ TEST(BrowserGuard, TakesAddressesAndKnownNamesAsHost) {
       200);
 }
 
-TEST(BrowserGuard, TakesItsOwnPagesAndThoseThatCorsAllows) {
+TEST(BrowserGuard, AcceptsItsOwnPagesAndThoseThatCorsAllows) {
   const BrowserGuardOptions options{
       .bound_host = "127.0.0.1", .allowed_hosts = {"m.example"}, .cors_origins = {"http://a.example"}};
   for (const auto& [host, origin] : std::vector<std::pair<const char*, const char*>>{
@@ -56,7 +56,7 @@ TEST(BrowserGuard, TakesItsOwnPagesAndThoseThatCorsAllows) {
             200);
 }
 
-TEST(CheckContentType, WantsJsonForABody) {
+TEST(CheckContentType, RequiresJsonForABody) {
   const auto status = [](const char* method, Headers headers) {
     HttpRequest head;
     head.method = method;

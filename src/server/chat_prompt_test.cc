@@ -154,7 +154,7 @@ TEST(CallHistory, AddsNoEmptyTurn) {
 }
 
 // Minimal templates show one form each.
-TEST(CallHistory, TakesTheFormThatTheTemplateShows) {
+TEST(CallHistory, UsesTheFormOfTheTemplate) {
   const auto form = [](const std::string& message) {
     return TemplateOf("{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}" +
                       message + "{% else %}{{ m.content }}{% endif %}{% endfor %}")
@@ -261,7 +261,7 @@ TEST(CallHistory, IsCheckedInLinearTime) {
   EXPECT_LT(seconds, base::Patient(30));
 }
 
-TEST(CallHistory, KeepsArgumentsAsTheyWereSent) {
+TEST(CallHistory, KeepsTheSentTextOfArguments) {
   const PromptTemplate objects = TemplateOf(
       "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% "
       "endfor %}");

@@ -64,7 +64,7 @@ class StoredTest : public testing::Test {
   Json items_;
 };
 
-TEST_F(StoredTest, ReadsParseNothing) {
+TEST_F(StoredTest, ReadsDoNotParseStoredItems) {
   const std::string last = R"({"id":"last","content":"x"})";
   const std::string page =
       R"({"object":"list","data":[)" + last + R"(],"first_id":"last","last_id":"last","has_more":true})";

@@ -38,7 +38,7 @@ bool Takes(const ServedModel& model, const Conversation& conversation, const std
 
 constexpr const char* kGetCall = R"({"name": "get", "arguments": {"city": "Rome"}})";
 
-TEST(ForcedCalls, FollowHermes) {
+TEST(ForcedCalls, FollowTheFormatOfHermes) {
   const ServedModel model = TinyModel(text::ToolFormat::kHermes);
   const std::string call = fmt::format("<tool_call>{}</tool_call>", kGetCall);
   const std::string spaced = fmt::format("<tool_call>\n{}\n</tool_call>", kGetCall);

@@ -163,7 +163,7 @@ TEST_F(GenerationTest, ARefusedGrammarIsTheClientsError) {
       << text;
 }
 
-TEST_F(GenerationTest, AFailureOfTheModelIsCountedAsSuch) {
+TEST_F(GenerationTest, AFailureOfTheModelHasItsOwnCounter) {
   context_.model.engine = engine_.get();
   fake_.fail_next = true;
   EXPECT_EQ(Generate(Throws::kNever).value(), 500);
@@ -195,7 +195,7 @@ TEST(FailureOf, APromptThatNoReplicaHoldsIsTheClientsError) {
   EXPECT_TRUE(FailureOf(event).ok());
 }
 
-TEST_F(GenerationTest, FailsAloneWhenItsAnswerThrows) {
+TEST_F(GenerationTest, AnAnswerThatThrowsFailsItsRequestAlone) {
   context_.model.engine = engine_.get();
   EXPECT_EQ(Generate(Throws::kNever).value(), 0);
   EXPECT_EQ(Generate(Throws::kAtText).value(), 500);

@@ -159,7 +159,7 @@ TEST(HttpServer, NoticesAClosedClientThatHadEndedItsSendingSide) {
   EXPECT_TRUE(request.Left());
 }
 
-TEST(HttpServer, TreatsTheEndOfSendingAsALeaveInHttp10) {
+TEST(HttpServer, TreatsTheEndOfSendingAsADisconnectInHttp10) {
   HeldRequest request;
   TestClient client(request.port());
   client.Send("GET / HTTP/1.0\r\n\r\n");

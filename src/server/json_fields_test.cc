@@ -14,7 +14,7 @@ TEST(ParseJson, AcceptsTheTextsOfTheStandard) {
   }
 }
 
-TEST(ParseJson, RefusesAllElse) {
+TEST(ParseJson, RefusesMalformedTexts) {
   for (const char* text :
        {"", "{", "[1,]", "{\"a\"}", "01", "+1", ".5", "1.", "NaN", "'a'", "\"\x01\"", "\"\xff\"",
         "\"\xc0\xaf\"", "\"\xed\xa0\x80\"", "\"\\ud800\"", "[] []", "// c\n[]", "1e999", "\"a\nb\""}) {
@@ -70,7 +70,7 @@ TEST(Fields, NamesTheFirstFault) {
   EXPECT_FALSE(Fields(Json::array(), "").ok());
 }
 
-TEST(Errors, HaveTheShapeOfTheirApi) {
+TEST(Errors, HaveTheFormatOfTheirApi) {
   const ApiError error = ErrorOf(FieldError("top_p", "invalid_value", "too much"));
   EXPECT_EQ(
       ErrorJson(error, ApiStyle::kOpenAi),

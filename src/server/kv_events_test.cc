@@ -70,7 +70,7 @@ class Listener {
   std::deque<Json> events_;
 };
 
-TEST(KvPublisher, SpeaksAsVllm) {
+TEST(KvPublisher, EncodesMessagesLikeVllm) {
   auto publisher =
       KvPublisher::Create(
           {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = "tcp://127.0.0.1:*", .topic = "kv@me"})
@@ -111,7 +111,7 @@ TEST(KvPublisher, SpeaksAsVllm) {
   EXPECT_EQ(first.payload()[1][0], Json::array({"BlockRemoved", kHello, "CPU"}));
 }
 
-TEST(KvPublisher, FormatMapSendsMaps) {
+TEST(KvPublisher, SendsMapsInTheMapFormat) {
   auto publisher =
       KvPublisher::Create(
           {.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = {}, .topic = "kv@me", .format = "map"})
@@ -132,7 +132,7 @@ TEST(KvPublisher, FormatMapSendsMaps) {
   EXPECT_EQ(listener.Next(), Json({{"type", "BlockRemoved"}, {"block_hashes", {9}}, {"medium", "CPU"}}));
 }
 
-TEST(KvPublisher, SaysWhenAnEndpointIsTaken) {
+TEST(KvPublisher, ReportsAnEndpointInUse) {
   const auto one =
       KvPublisher::Create({.endpoint = "tcp://127.0.0.1:*", .replay_endpoint = {}, .topic = {}}).value();
   const auto two = KvPublisher::Create({.endpoint = one->endpoint(), .replay_endpoint = {}, .topic = {}});

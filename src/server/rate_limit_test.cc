@@ -45,7 +45,7 @@ TEST(TokenBucket, ANewLimitNeverRefills) {
   EXPECT_EQ(bucket.Look(start).remaining, 1);
 }
 
-TEST(RateLimitHeaders, AreOpenAis) {
+TEST(RateLimitHeaders, EqualThoseOfOpenAi) {
   const TokenBucket::State requests{.limit = 60, .remaining = 59, .reset = 0.25, .wait = 0};
   const TokenBucket::State tokens{.limit = 9000, .remaining = 0, .reset = 64.5, .wait = 1};
   EXPECT_THAT(RateLimitHeaders(requests, {}),

@@ -37,7 +37,7 @@ Taken Take(const RequestHead& head, const std::string& input, size_t size, int64
   return taken;
 }
 
-TEST(RequestBody, LeavesTheNextRequest) {
+TEST(RequestBody, LeavesTheBytesOfTheNextRequest) {
   for (const size_t size : {1, 2, 3, 7, 100}) {
     Taken taken = Take(OfLength(5), "helloGET /", size);
     EXPECT_EQ(taken.body + "|" + taken.rest, "hello|GET /");
@@ -51,7 +51,7 @@ TEST(RequestBody, LeavesTheNextRequest) {
   }
 }
 
-TEST(RequestBody, WaitsForTheEnd) {
+TEST(RequestBody, IsIncompleteBeforeItsLastByte) {
   const std::string whole = "3\r\nabc\r\n0\r\na: b\r\n\r\n";
   for (size_t size = 0; size < whole.size(); ++size) {
     const Taken taken = Take(Chunked(), whole.substr(0, size), 100);
@@ -91,7 +91,7 @@ TEST(RequestBody, RefusesMalformedChunks) {
   }
 }
 
-TEST(RequestBody, LimitsEverything) {
+TEST(RequestBody, LimitsBodiesChunkHeadersAndTrailers) {
   EXPECT_EQ(Take(OfLength(6), "x", 1, 5).refused, 413);
   EXPECT_EQ(Take(OfLength(UINT64_MAX), "x", 1, 5).refused, 413);
   EXPECT_EQ(Take(Chunked(), "6\r\nhello!\r\n", 100, 5).refused, 413);

@@ -108,7 +108,7 @@ TEST(RequestHead, RefusesOtherRequestLines) {
   EXPECT_EQ(refused("GET / HTTP/1.7"), 0);  // read as 1.1
 }
 
-TEST(RequestHead, GivesAPathOneSpelling) {
+TEST(RequestHead, NormalizesThePath) {
   const auto path = [](const std::string& target) {
     return ReadAll("GET " + target + " HTTP/1.1\r\nhost: a\r\n\r\n").head.request.path;
   };
@@ -118,7 +118,7 @@ TEST(RequestHead, GivesAPathOneSpelling) {
   EXPECT_EQ(path("/a/../b//"), "/a/../b//");  // no route has such a path
 }
 
-TEST(RequestHead, TakesTheHostOfAWholeUri) {
+TEST(RequestHead, ReadsTheHostOfAnAbsoluteUri) {
   Read read = ReadAll("GET HTTP://b.example:81/x?y HTTP/1.1\r\nhost: a\r\n\r\n");
   EXPECT_EQ(read.refused, 0);
   EXPECT_EQ(read.head.request.path, "/x");
@@ -158,7 +158,7 @@ TEST(RequestHead, RefusesMalformedFields) {
   EXPECT_EQ(WithFields(std::string("a: b\0c\r\n", 8)).refused, 400);
 }
 
-TEST(RequestHead, TakesOnlyOneWayToDelimitABody) {
+TEST(RequestHead, RefusesTwoWaysToDelimitABody) {
   EXPECT_EQ(WithFields("transfer-encoding: chunked\r\n").head.framing, BodyFraming::kChunked);
   EXPECT_EQ(WithFields("Transfer-Encoding: \tCHUNKED \r\n").head.framing, BodyFraming::kChunked);
   EXPECT_EQ(WithFields("content-length: 0\r\n").head.framing, BodyFraming::kNone);
@@ -181,7 +181,7 @@ TEST(RequestHead, TakesOnlyOneWayToDelimitABody) {
   EXPECT_EQ(WithFields("content-length: 1\r\ncontent-length: 1\r\n").refused, 400);
 }
 
-TEST(RequestHead, KeepsAConnectionAsItsVersionSays) {
+TEST(RequestHead, KeepsAConnectionOpenByTheRuleOfItsVersion) {
   EXPECT_FALSE(WithFields("connection: x, Close\r\n").head.keep_alive);
   EXPECT_FALSE(ReadAll("GET / HTTP/1.0\r\n\r\n").head.keep_alive);
   EXPECT_TRUE(ReadAll("GET / HTTP/1.0\r\nconnection: Keep-Alive\r\n\r\n").head.keep_alive);

@@ -9,7 +9,7 @@
 namespace moesaic::server {
 namespace {
 
-TEST(ResponseItems, HaveIdsAndParts) {
+TEST(ResponseItems, AreStoredWithIdsStatusAndContentParts) {
   const Json items = *KeptItems(*ParseJson(R"([{"role": "user", "content": "hi"},
       {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
       {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
@@ -33,7 +33,7 @@ TEST(ResponseItems, HaveIdsAndParts) {
 }
 
 // Pages end only if no two items have the same id.
-TEST(ResponseItems, GetIdsOfTheirOwn) {
+TEST(ResponseItems, WithEqualIdsAreRenamed) {
   const Json items = *KeptItems(
       *ParseJson(
           R"([{"id": "msg_1", "role": "user", "content": "a"}, {"id": "msg_1", "role": "user", "content": "b"}])"),
@@ -48,7 +48,7 @@ TEST(ResponseItems, GetIdsOfTheirOwn) {
   EXPECT_EQ(second["has_more"], false);
 }
 
-TEST(ResponseItems, AreRefusedByName) {
+TEST(ResponseItems, ErrorsNameTheField) {
   const auto param = [](const char* text) {
     return ErrorOf(KeptItems(*ParseJson(text), "items").status()).param;
   };
@@ -58,7 +58,7 @@ TEST(ResponseItems, AreRefusedByName) {
   EXPECT_EQ(param(R"([{"type": "reasoning", "id": 7}])"), "items[0].id");
 }
 
-TEST(ResponseItems, ComeInPages) {
+TEST(ResponseItems, AreListedInPages) {
   Json array = Json::array();
   for (int i = 0; i < 30; ++i) array.push_back({{"id", fmt::format("i{}", i)}});
   const StoredItems items(array);
@@ -76,7 +76,7 @@ TEST(ResponseItems, ComeInPages) {
   }
 }
 
-TEST(StoredItems, AreReadOneByOne) {
+TEST(StoredItems, AreFoundByIndexAndId) {
   StoredItems items;
   EXPECT_EQ(items.json(), "[]");
   for (const char* more :
@@ -96,7 +96,7 @@ TEST(StoredItems, AreReadOneByOne) {
   EXPECT_EQ(items.Find(""), "");
 }
 
-TEST(Query, IsDecoded) {
+TEST(Query, DecodesEscapesAndTypes) {
   EXPECT_EQ(QueryValue("a=1&b%5B%5D=x+y%26&a=2&c", "a"), "1");
   EXPECT_EQ(QueryValue("a=1&b%5B%5D=x+y%26&a=2&c", "b[]"), "x y&");
   EXPECT_EQ(QueryValue("a=1&c", "c"), "");

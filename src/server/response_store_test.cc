@@ -22,7 +22,7 @@ StoredResponse Talk(const std::string& id, const std::string& owner = "") {
       .id = id, .owner = owner, .response = {{"id", id}}, .messages = Json::array(), .is_conversation = true};
 }
 
-TEST(ResponseStore, KeepsTheNewest) {
+TEST(ResponseStore, RemovesTheOldestEntryAtItsLimit) {
   ResponseStore store({.most = 2});
   for (const char* id : {"a", "b", "c"}) store.Add(One(id));
   EXPECT_FALSE(store.Find("a", ""));
@@ -44,7 +44,7 @@ TEST(ResponseStore, KeepsEntriesThatAreRead) {
   EXPECT_FALSE(store.Find("b", ""));
 }
 
-TEST(ResponseStore, KeepsWithinItsBytes) {
+TEST(ResponseStore, StaysWithinItsByteLimit) {
   ResponseStore store({.most = 100, .bytes = 1000});
   store.Add(One("a", "", 600));
   store.Add(One("b", "", 600));
@@ -153,7 +153,7 @@ TEST(ResponseStore, CountsTheBytesOfAppendedItems) {
 }
 
 // An update parses outside the lock. Items that are appended meanwhile are not lost.
-TEST(ResponseStore, RepeatsUpdatesThatOthersOvertake) {
+TEST(ResponseStore, RepeatsUpdatesOfEntriesThatChangedMeanwhile) {
   ResponseStore store({});
   store.Add(Talk("talk"));
   int calls = 0;
@@ -177,7 +177,7 @@ TEST(ResponseStore, RepeatsUpdatesThatOthersOvertake) {
   EXPECT_EQ(store.Find("talk", "")->messages.size(), 201u);
 }
 
-TEST(ResponseStore, MayKeepNone) {
+TEST(ResponseStore, KeepsNoEntryAtALimitOfZero) {
   ResponseStore store({.most = 0});
   EXPECT_FALSE(store.Add(One("a")));
   EXPECT_FALSE(store.Find("a", ""));

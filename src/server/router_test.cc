@@ -100,7 +100,7 @@ TEST_F(RouterTest, MatchesSegmentsOfPaths) {
   EXPECT_THAT(refused, HasSubstr("allow: GET, DELETE\r\n"));
 }
 
-TEST_F(RouterTest, AnswersExceptionsInAnthropicsFormToo) {
+TEST_F(RouterTest, AnswersExceptionsInTheFormatOfAnthropic) {
   const std::string answer = Ask(server_->port(), "POST", "/v1/messages", "{}");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
   EXPECT_THAT(answer,

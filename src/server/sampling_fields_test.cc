@@ -47,7 +47,7 @@ class SessionFields : public testing::Test {
 };
 
 // Each choice has a copy of the strings.
-TEST_F(SessionFields, LimitTheLengthOfStops) {
+TEST_F(SessionFields, LimitTheLengthOfStopStrings) {
   const auto stops = [](size_t bytes) {
     return Dump({{"stop", Json::array({"short", std::string(bytes, 'x')})}});
   };
@@ -62,31 +62,31 @@ TEST_F(SessionFields, AreUnknownByDefault) {
   }
 }
 
-TEST_F(SessionFields, AreAWord) {
+TEST_F(SessionFields, AcceptAString) {
   ExpectNote(R"({"session": "continues"})", Session::kContinues, kAllTokens, 0);
   ExpectNote(R"({"session": "ends"})", Session::kEnds, kAllTokens, 0);
 }
 
-TEST_F(SessionFields, AreAnObject) {
+TEST_F(SessionFields, AcceptAnObject) {
   ExpectNote(R"({"session": {"tokens": 5, "returns_in": 2}})", Session::kContinues, 5, 2);
   ExpectNote(R"({"session": {"state": "continues", "tokens": 0}})", Session::kContinues, 0, 0);
   ExpectNote(R"({"session": {"returns_in": 0.25}})", Session::kContinues, kAllTokens, 0.25);
   ExpectNote(R"({"session": {"state": "ends"}})", Session::kEnds, kAllTokens, 0);
 }
 
-TEST_F(SessionFields, ContinueInAnObjectThatSaysNoMore) {
+TEST_F(SessionFields, TreatAnEmptyObjectAsAContinuedSession) {
   ExpectNote(R"({"session": {}})", Session::kContinues, kAllTokens, 0);
   ExpectNote(R"({"session": {"state": null, "tokens": null, "returns_in": null}})", Session::kContinues,
              kAllTokens, 0);
 }
 
-TEST_F(SessionFields, ContinueByOpenAisWords) {
+TEST_F(SessionFields, TreatPromptCacheFieldsOfOpenAiAsAContinuedSession) {
   ExpectNote(R"({"prompt_cache_key": "user-7"})", Session::kContinues, kAllTokens, 0);
   ExpectNote(R"({"prompt_cache_retention": "24h"})", Session::kContinues, kAllTokens, 0);
 }
 
 // "session" overrides OpenAI's fields.
-TEST_F(SessionFields, CountMoreThanOpenAisWords) {
+TEST_F(SessionFields, OverridePromptCacheFieldsOfOpenAi) {
   ExpectNote(R"({"prompt_cache_key": "user-7", "session": {"tokens": 5, "returns_in": 2}})",
              Session::kContinues, 5, 2);
   ExpectNote(R"({"prompt_cache_key": "user-7", "session": {"state": "ends"}})", Session::kEnds, kAllTokens,

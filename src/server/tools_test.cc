@@ -44,7 +44,7 @@ constexpr Api kApis[] = {Api::kChat, Api::kResponses, Api::kMessages};
 
 Json Parsed(const char* text) { return ParseJson(text).value(); }
 
-TEST(Tools, AreRefusedAlikeByEveryApi) {
+TEST(Tools, AreRefusedWithEqualErrorsByEveryApi) {
   struct Case {
     const char *functions, *member, *words;
   };
@@ -81,7 +81,7 @@ TEST(Tools, AreRefusedAlikeByEveryApi) {
   }
 }
 
-TEST(Tools, AreAtMost512) {
+TEST(Tools, AreLimitedTo512) {
   Json functions = Json::array();
   for (int i = 0; i < kMaxTools; ++i) functions.push_back({{"name", fmt::format("f{}", i)}});
   for (const Api api : kApis) EXPECT_TRUE(Read(api, functions).ok());
@@ -89,7 +89,7 @@ TEST(Tools, AreAtMost512) {
   for (const Api api : kApis) EXPECT_EQ(ErrorOf(Read(api, functions).status()).param, "tools");
 }
 
-TEST(Tools, ReachTheTemplateInOneForm) {
+TEST(Tools, AreReadIntoTheSameFormByEveryApi) {
   const Json functions = Parsed(R"([{"name": "get", "description": "Weather", "strict": true,
       "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])");
   const Json expected = Parsed(R"([{"type": "function", "function": {"name": "get", "description": "Weather",
@@ -103,7 +103,7 @@ TEST(Tools, ReachTheTemplateInOneForm) {
 }
 
 // For example, Hermes-3's and DeepSeek-V3.1's templates fail without members that clients may leave out.
-TEST(Tools, HaveADescriptionAndParametersForTheTemplate) {
+TEST(Tools, WithoutDescriptionOrParametersGetEmptyDefaults) {
   ServedModel model = TinyModel();
   model.max_context = 4096;
   model.chat.emplace(
@@ -121,7 +121,7 @@ TEST(Tools, HaveADescriptionAndParametersForTheTemplate) {
   }
 }
 
-TEST(Tools, AreFunctionsOnly) {
+TEST(Tools, OfOtherTypesAreRefused) {
   const auto refused = [](auto read, const char* request) {
     const Json json = Parsed(request);
     Fields body(json, "");

@@ -21,7 +21,7 @@ TEST(Traceparent, ContinuesTheCallersTrace) {
   }
 }
 
-TEST(Traceparent, BeginsANewTraceOtherwise) {
+TEST(Traceparent, BeginsANewTraceWithoutAValidHeader) {
   for (const std::string& header :
        {std::string(), std::string("00"), std::string(55, '0'), fmt::format("ff-{}-{}-01", kTrace, kParent),
         fmt::format("00-{}-{}-01-more", kTrace, kParent), fmt::format("00-{}-0000000000000000-01", kTrace),

@@ -38,7 +38,7 @@ def test_every_block_is_run():
     assert len(blocks()) == len(starts)
 
 
-def test_message_passing(rng):
+def test_example_of_message_passing_matches_numpy(rng):
     n, heads, d = 40, 4, 8
     xyz = rng.normal(size=(n, 3))
     edges = len(layers.knn_graph(xyz, k=30, seq_window=9)[0])
@@ -84,7 +84,7 @@ def test_layers_record_gradients():
 
 
 @pytest.mark.torch
-def test_guidance_by_sequences():
+def test_example_of_guidance_yields_gradients():
     torch = pytest.importorskip("torch")
     arrays = {key: torch.from_numpy(value) for key, value in np.load(GOLDENS / "protein_mpnn.npz").items()}
     state = {key[8:]: value for key, value in arrays.items() if key.startswith("weights.")}

@@ -57,7 +57,7 @@ def test_gspmm_matches_numpy(rng, op, kind, dtype):
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
-def test_arguments_of_a_maximum(rng):
+def test_maximum_returns_its_arguments(rng):
     src, dst, g = edges(rng)
     u = rng.normal(size=(11, 5)).astype(np.float32)
     out, arg = graph.gspmm(g, "copy_lhs", "max", u, None, return_arg=True)

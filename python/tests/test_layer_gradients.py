@@ -50,7 +50,7 @@ needs_goldens = pytest.mark.skipif(not GOLDENS.is_file(), reason="the package is
 
 @needs_goldens
 @pytest.mark.parametrize("name", ["plain", "gated"])
-def test_egnn(name):
+def test_egnn_gradients_match_goldens(name):
     arrays, inputs, parameters = case(f"egnn.{name}")
     options = {"normalize": True, "tanh": True, "mean_coordinates": False} if name == "gated" else {}
     layer = layers.EgnnLayer(parameters, 6, 3, **options)
@@ -60,7 +60,7 @@ def test_egnn(name):
 
 @needs_goldens
 @pytest.mark.parametrize("name", ["tri_mul_out", "tri_mul_in"])
-def test_triangle_multiplication(name):
+def test_triangle_multiplication_gradients_match_goldens(name):
     arrays, inputs, parameters = case(name)
     layer = layers.TriangleMultiplication(parameters, incoming=name == "tri_mul_in")
     expect(arrays, inputs, parameters, [layer(inputs["z"], arrays["mask"])])
@@ -68,7 +68,7 @@ def test_triangle_multiplication(name):
 
 @needs_goldens
 @pytest.mark.parametrize("name", ["tri_att_start", "tri_att_end"])
-def test_triangle_attention(name):
+def test_triangle_attention_gradients_match_goldens(name):
     arrays, inputs, parameters = case(name)
     layer = layers.TriangleAttention(parameters, 3, ending=name == "tri_att_end")
     expect(arrays, inputs, parameters, [layer(inputs["z"], arrays["mask"])])
@@ -76,7 +76,7 @@ def test_triangle_attention(name):
 
 @needs_goldens
 @pytest.mark.parametrize("name", ["msa_att_row", "msa_att_col"])
-def test_attention_of_alignments(name):
+def test_attention_of_alignments_gradients_match_goldens(name):
     arrays, inputs, parameters = case(name)
     layer = layers.MsaAttention(parameters, 3)
     expect(arrays, inputs, parameters, [layer(inputs["m"], inputs.get("z"), arrays["mask"])])
@@ -84,7 +84,7 @@ def test_attention_of_alignments(name):
 
 @needs_goldens
 @pytest.mark.parametrize("name", ["mpnn_encoder", "mpnn_decoder"])
-def test_protein_mpnn_layers(name):
+def test_protein_mpnn_layers_gradients_match_goldens(name):
     arrays, inputs, parameters = case(name)
     neighbor = arrays["neighbor"]
     n, k = neighbor.shape
@@ -102,7 +102,7 @@ def test_protein_mpnn_layers(name):
 
 
 @needs_goldens
-def test_se3_attention():
+def test_se3_attention_gradients_match_goldens():
     arrays, inputs, parameters = case("se3")
     layer = layers.Se3AttentionBlock(parameters, {0: 2, 1: 3}, {0: 4, 1: 4, 2: 4}, 3, 2, 2)
     plan = graph.Graph(arrays["src"], arrays["dst"], 11, 11)
@@ -111,7 +111,7 @@ def test_se3_attention():
 
 
 @needs_goldens
-def test_outer_product_mean():
+def test_outer_product_mean_gradients_match_goldens():
     arrays, inputs, parameters = case("outer_product_mean")
     layer = layers.OuterProductMean(parameters)
     expect(arrays, inputs, parameters, [layer(inputs["m"], inputs["z"], arrays["mask"])])
@@ -161,7 +161,7 @@ def test_masks_may_change_before_the_backward_pass():
 
 
 @needs_goldens
-def test_invariant_point_attention():
+def test_invariant_point_attention_gradients_match_goldens():
     arrays, inputs, parameters = case("ipa")
     layer = layers.InvariantPointAttention(parameters, 3, 5, 4, 6)
     out = layer(inputs["s"], inputs["z"], inputs["rotation"], inputs["translation"], arrays["mask"])
@@ -169,7 +169,7 @@ def test_invariant_point_attention():
 
 
 @needs_goldens
-def test_evoformer_block():
+def test_evoformer_block_gradients_match_goldens():
     arrays, inputs, parameters = case("evoformer", MODELS)
     block = layers.EvoformerBlock(parameters, 2, 2)
     expect(arrays, inputs, parameters, block(inputs["m"], inputs["z"], arrays["msa_mask"], arrays["pair_mask"]))
@@ -186,7 +186,7 @@ def structure_module(name, **options):
 
 @needs_goldens
 @pytest.mark.parametrize("name", ["stop", "full"])
-def test_structure_module(name):
+def test_structure_module_gradients_match_goldens(name):
     arrays, inputs, parameters, module = structure_module(name, stop_rotations=name == "stop")
     out = module(inputs["single"], inputs["pair"], arrays["types"], arrays["mask"])
     names = ("frames", "angles", "unnormalized_angles", "sidechain_frames", "positions", "single")
@@ -205,7 +205,7 @@ def test_frames_alone_have_gradients():
 
 
 @needs_goldens
-def test_protein_mpnn():
+def test_protein_mpnn_gradients_match_goldens():
     arrays, inputs, parameters = case("protein_mpnn", MODELS)
     model = layers.ProteinMpnn(parameters, len(arrays["known"]))
     rest = [arrays[key] for key in ("known", "index", "chain", "sequence", "order")]
@@ -244,7 +244,7 @@ def test_edge_perceptrons_equal_pytorch(reduce):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_gradcheck():
+def test_edge_perceptron_passes_gradcheck():
     parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(6))
     plan = graph.Graph(src, dst, 7, 6)
     frozen = {key: x.detach() for key, x in parameters.items()}
@@ -295,7 +295,7 @@ def test_writes_that_no_version_counts_need_refresh(inference):
         assert torch.equal(after, layers.EdgeMlpReduce(copies, 3, 4, 2, distance=True)(plan, *fixed))
 
 
-def test_gradients_do_not_depend_on_threads_and_second_ones_raise():
+def test_gradients_do_not_depend_on_threads_and_second_gradients_raise():
     parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(9))
     plan = graph.Graph(src, dst, 7, 6)
     layer = layers.EdgeMlpReduce(parameters, 3, 4, 2, distance=True)

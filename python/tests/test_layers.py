@@ -27,7 +27,7 @@ def close(got, want, tolerance=1e-5):
     np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * max(1, np.abs(want).max()))
 
 
-def test_egnn():
+def test_egnn_matches_goldens():
     a = load("egnn")
     layer = layers.EgnnLayer(under(a, "plain.weights."), 10, 3)
     g = graph.Graph(a["plain.src"], a["plain.dst"], 20, 20)
@@ -40,7 +40,7 @@ def test_egnn():
         layers.EgnnLayer({}, 10, 3)
 
 
-def test_evoformer():
+def test_evoformer_matches_goldens():
     a = load("evoformer")
     weights = under(a, "weights.")
     m, z = layers.EvoformerBlock(weights, 2, 2)(a["m"], a["z"], a["msa_mask"], a["pair_mask"])
@@ -56,7 +56,7 @@ def test_evoformer():
     close(got[:-2], a["ipa.out"][:-2], 2e-5)
 
 
-def test_structure_module():
+def test_structure_module_matches_goldens():
     a = load("structure")
     module = layers.StructureModule(under(a, "weights."), 3, 5, 4, 6, blocks=3)
     out = module(a["single"], a["pair"], a["types"], a["mask"])
@@ -92,7 +92,7 @@ def test_widths_of_arguments_are_those_of_the_weights():
         )
 
 
-def test_se3_attention():
+def test_se3_attention_matches_goldens():
     a = load("se3")
     fibers = {0: 5, 1: 3}, {0: 8, 1: 8, 2: 4}
     block = layers.Se3AttentionBlock(under(a, "attention.weights."), *fibers, 3, 2, 2)
@@ -103,7 +103,7 @@ def test_se3_attention():
         block(graph.Graph(a["src"], a["dst"], 12, 12), a["xyz"], {0: a["x0"], 1: a["x1"]}, a["edge"][:, 1:])
 
 
-def test_protein_mpnn():
+def test_protein_mpnn_matches_goldens():
     a = load("protein_mpnn")
     model = layers.ProteinMpnn(under(a, "weights."), 12)
     backbone = (a["xyz"], a["known"], a["index"], a["chain"], a["sequence"])
@@ -114,7 +114,7 @@ def test_protein_mpnn():
     assert letters.shape == (44,) and score > 0 and 0 <= recovery <= 1
 
 
-def test_graphs_from_coordinates(rng):
+def test_graphs_from_coordinates_match_numpy(rng):
     xyz = rng.normal(size=(30, 3))
     distance = np.linalg.norm(xyz[:, None] - xyz[None], axis=-1) + 99 * np.eye(30)
     src, dst = layers.knn_graph(xyz, 4)

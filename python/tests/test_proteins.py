@@ -53,7 +53,7 @@ def backbone(path):
 
 
 @pytest.mark.parametrize("name", ["5nmu.pdb.gz", "complex.pdb.gz"])
-def test_published_size_on_structures(name):
+def test_published_size_matches_the_reference_on_structures(name):
     sys.path.insert(0, str(ROOT / "src" / "science" / "goldens"))
     try:
         import mpnn

@@ -49,7 +49,7 @@ def test_scatter_matches_numpy(rng, dim, kind):
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["sum", "mean", "max", "min", "mul"])
-def test_an_index_of_fewer_dimensions_fits_the_first_ones(rng, dim, kind):
+def test_an_index_of_fewer_dimensions_fits_the_leading_dimensions(rng, dim, kind):
     src = rng.normal(size=(5, 5, 5)).astype(np.float32)  # equal sizes hide a wrong alignment
     index = rng.integers(0, 4, (5, 5))
     want = plain(src, index[:, :, None], dim, 4, kind)[0]
@@ -60,7 +60,7 @@ def test_an_index_of_fewer_dimensions_fits_the_first_ones(rng, dim, kind):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_sizes_of_batches_differ(rng):
+def test_batches_have_indices_of_their_own(rng):
     src = rng.normal(size=(2, 8, 3)).astype(np.float32)
     index = np.sort(rng.integers(0, 4, (2, 8)), 1)
     want = plain(src, index[:, :, None], 1, 4, "sum")[0]
@@ -71,7 +71,7 @@ def test_sizes_of_batches_differ(rng):
         ts.scatter_sum(src, index[:, 1:], 1)
 
 
-def test_out_takes_part(rng):
+def test_values_of_out_are_included(rng):
     src = np.array([[1.0, 2.0, 6.0]], np.float32)
     index = np.array([0, 0, 1])
     np.testing.assert_array_equal(ts.scatter_sum(src, index, out=np.full((1, 3), 10, np.float32)), [[13, 16, 10]])
@@ -97,7 +97,7 @@ def test_composites_match_numpy(rng):
         np.testing.assert_allclose(deviation[s], rows.std(0, ddof=1), rtol=1e-4)
 
 
-def test_segment_and_gather(rng):
+def test_segment_and_gather_match_numpy(rng):
     src = rng.normal(size=(2, 8, 3)).astype(np.float32)
     ptr = np.array([0, 2, 2, 5, 8])
     index = np.repeat(np.arange(4), np.diff(ptr))
@@ -203,7 +203,7 @@ def test_deviations_of_other_types_are_refused(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_groups_that_are_masked(dtype):
+def test_masked_groups_have_no_weight(dtype):
     low = -np.inf
     src, index = np.array([low, low, 1.0, low], dtype), np.array([0, 0, 1, 1])
     np.testing.assert_array_equal(ts.scatter_softmax(src, index), [0, 0, 1, 0])

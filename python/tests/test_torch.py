@@ -40,7 +40,7 @@ def check(function, *inputs):
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("op", ["copy_lhs", "copy_rhs", "add", "sub", "mul", "div"])
-def test_gspmm_gradients(op, reduce):
+def test_gspmm_gradients_match_differences(op, reduce):
     g, src, dst = plan()
     u, e = leaf(7, 2, 3), leaf(40, 2, 3) if op == "copy_rhs" else leaf(40, 2)
     if reduce in ("max", "min"):  # differences must not change the order: compare with PyTorch instead
@@ -78,7 +78,7 @@ def test_gspmm_gradients(op, reduce):
         check(lambda a, b: graph.gspmm(g, op, reduce, a, b), u, e)
 
 
-def test_other_gradients():
+def test_gradients_of_other_operators_match_differences():
     g, _, dst = plan()
     check(lambda a, b: graph.gspmm(g, "dot", "sum", a, b), leaf(7, 2, 3), leaf(40, 2, 3))
     for op in ("add", "sub", "mul", "div", "dot"):

@@ -240,7 +240,7 @@ def reason_not_run(text):
 class Commands(unittest.TestCase):
     maxDiff = None
 
-    def test_commands_print_what_the_documents_show(self):
+    def test_commands_print_the_output_of_the_documents(self):
         only = {str(pathlib.Path(name).resolve()) for name in ARGUMENTS}
         for path in documents():
             if only and str(path) not in only:
@@ -329,7 +329,7 @@ class Forms(unittest.TestCase):
                 self.assertEqual(console_blocks.hidden_commands(block, "x.md", {"json"}, False), [])
         self.assertEqual(console_blocks.hidden_commands("```python\nx\n```", "x.md", {"json"}, True), [])
 
-    def test_a_command_goes_on_until_its_quotes_are_closed(self):
+    def test_a_command_continues_until_its_quotes_are_closed(self):
         text = "```console\n$ curl -d '{\n  \"a\": 1}' \\\n  -s\n{}\n$ moesaic  # it's a comment\n```\n"
         commands = console_blocks.commands_of(text, "x.md")
         self.assertEqual([(c.line, c.text, c.expected) for c in commands], [

@@ -195,7 +195,7 @@ class HubTest(BrokenCase):
         self.assertIn(f"Org/Name: {snapshot}\n", result.stderr)
         self.assertEqual(run("generate", "-hf", "Org/Name", *flags).stdout, expected)
 
-    def test_missing_model_error_says_how_to_download(self):
+    def test_missing_model_error_explains_how_to_download(self):
         self.assert_one_line(["chat", "Qwen/Qwen3-30B-A3B"], self.cache, "hf download Qwen/Qwen3-30B-A3B", code=2)
         repository, _ = self.add_model()
         (repository / "blobs" / "config.json").unlink()

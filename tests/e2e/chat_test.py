@@ -37,7 +37,7 @@ class PipeTest(cli.TalkingCase):
         again = run("chat", self.model, "-q", *FLAGS, stdin=f"/load {saved}\n/regenerate\n")
         self.assertEqual(again.stdout, messages[4]["content"] + "\n")
 
-    def test_commands_work(self):
+    def test_commands_change_the_settings(self):
         commands = "/help\n/system Be kind.\n/set temperature 0.5\n/set\n/stats\nhi\n/reset\n/exit\nnever asked\n"
         result = run("chat", self.model, "-q", "--seed", "1", *FLAGS, stdin=commands)
         self.assertEqual(len(result.stdout.splitlines()), len(result.stdout.strip("\n").splitlines()))

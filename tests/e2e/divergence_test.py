@@ -52,7 +52,7 @@ class DivergenceTest(unittest.TestCase):
         for share, expected in zip(flips, GOLDEN["router_flips"]):
             self.assertAlmostEqual(share, expected, delta=2.5 / GOLDEN["scored"])
 
-    def test_running_one_model_at_a_time_gives_the_same(self):
+    def test_running_one_model_at_a_time_gives_equal_numbers(self):
         """The temporary file holds f32; only the normalization after reading differs."""
         together, apart = compare(self.int8), compare(self.int8, "--one-at-a-time")
         self.assertEqual(together["router_flips"], apart["router_flips"])

@@ -68,7 +68,7 @@ class Placement(unittest.TestCase):
             for slot in used:
                 self.assertEqual(phy2log[expert // experts * 16 + slot], expert % experts)
 
-    def test_compare_prints_all_policies_and_ours_is_best(self):
+    def test_compare_prints_all_policies_and_moesaics_is_best(self):
         words = ("placement", "compare", *self.loads(), "--ranks", "32", "--slots", "288", "--leave-one-out", "--json")
         policies = json.loads(run(*words).stdout)["policies"]
         for name in ("default", "eplb", "omni", "flashlb", "swift", "lplb", "moesaic"):
@@ -82,7 +82,7 @@ class Placement(unittest.TestCase):
         self.assertLessEqual(moved["mean"], split["moesaic"]["mean"])
         self.assertLessEqual(moved["moves_per_rank"], 0.3)
 
-    def test_a_plan_goes_to_every_format_and_back(self):
+    def test_a_plan_converts_to_every_format_and_back(self):
         load = self.loads()[0]
         plan = self.folder / "plan.json"
         page = self.folder / "plan.html"

@@ -155,7 +155,7 @@ class QuantizedFoldersTest(unittest.TestCase):
                 if name not in refused or not name.startswith("fp8"):
                     self.assertEqual(told[str(self.folder / name)], 227, name)
 
-    def test_transformers_agrees_with_our_logits(self):
+    def test_transformers_computes_the_same_logits(self):
         """W8A8, W8A16 and W4A16 must agree. Of the others a release may lose a part: 5.23 drops NVFP4's global scale of experts,
         4.56 has no blocks of FP8, and 5.23 finds no int8 weights when it joins experts (it says so)."""
         kinds = ("w8a8-rtn", "w8a8-gptq", "w8a8-static", "w8a8-static-gptq", "w4a16-rtn", "w4a16-gptq", "w8a16-32-rtn",
@@ -195,7 +195,7 @@ class QuantizedFoldersTest(unittest.TestCase):
         rows = [re.split(r"\s{2,}", line) for line in table]
         return all(row[2].startswith("yes") for row in rows), all(row[3].startswith("yes") for row in rows)
 
-    def test_vllm_loads_our_weights_as_verify_predicts(self):
+    def test_vllm_loads_the_folders_that_verify_predicts(self):
         """vLLM's own code chooses and loads, as if on a GPU. It takes what `verify --loader vllm` says and refuses the rest;
         what it takes it holds to the bit, and leaves nothing of the files out. Where experts are split it refuses nothing
         before it loads, and then fails or holds something else than the files have."""

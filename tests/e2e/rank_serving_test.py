@@ -130,7 +130,7 @@ class Serving(unittest.TestCase):
     def test_a_rank_that_is_killed_during_an_exchange_ends_the_server_with_an_error_event(self):
         self.answer_of_a_killed_rank("-dp", "2", "-ep")
 
-    def test_a_server_continues_without_ranks_and_says_so(self):
+    def test_a_server_continues_without_ranks_and_reports_it(self):
         server = Server("-dp", "3", "-ep", "--tolerate-rank-failure", "--rank-time-limit", "4", "--threads", "1")
         self.addCleanup(server.process.kill)
         ranks = children(server.process.pid)

@@ -182,7 +182,7 @@ class Layouts(RanksCase):
 
 class Doctor(RanksCase):
     @needs_mpirun
-    def test_it_measures_the_links_of_a_job(self):
+    def test_doctor_measures_the_links_of_a_job(self):
         for flags in ((), ("--json",)):
             result = mpirun("doctor", "--quick", *flags)
             self.assertEqual(result.returncode, 0, result.stderr)

@@ -87,7 +87,7 @@ echo install ok installed""")
         self.assertIn("no Chromium", result.stderr)
         self.assertIn("cannot install libucx-dev: the build may lack ranks", result.stderr)
 
-    def test_packages_that_a_release_lacks_are_not_asked_for(self):
+    def test_packages_that_a_release_lacks_are_not_requested(self):
         self.stand_in("apt-cache", 'test "$1" = policy && echo "500 http://deb.example.org main amd64 Packages"')
         self.stand_in("sudo", f': >"{self.folder}/asked"; exit 1')
         result = self.ask("test", "-N")

@@ -105,7 +105,7 @@ class Smol(unittest.TestCase):
             metadata = json.loads(file.read(length))["__metadata__"]
         self.assertEqual(metadata["generation_config.json"], shipped)
 
-    def test_default_sampling_gives_sensible_answers(self):
+    def test_default_sampling_produces_sensible_answers(self):
         """Sampling fields of a request override the defaults."""
         sys.path.insert(0, str(SMOL))
         import evaluate

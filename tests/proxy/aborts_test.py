@@ -45,7 +45,7 @@ class Stages(ProxyTest):
     def bodies(self, size=300, count=COUNT, **body):
         return [{"model": "m", "prompt": tokens(i, size), "max_tokens": 5, "stream": i % 2 == 0, **body} for i in range(count)]
 
-    def test_received(self):
+    def test_clients_may_leave_while_their_request_is_received(self):
         engine = self.mock()
         proxy = self.proxy(f"engine {engine.url}; model {MODEL};", workers=1)
         chance = random.Random(5)
@@ -64,7 +64,7 @@ class Stages(ProxyTest):
         until(leave)
         self.assertEqual(proxy.complete(prompt="a", max_tokens=1)[0], 200)
 
-    def test_prefill_waiting_and_running(self):
+    def test_clients_may_leave_while_prefill_waits_or_runs(self):
         engine = self.mock("--prefill-us", "100000")
         proxy = self.proxy(f"engine {engine.url} max_requests={self.COUNT};")
         running = [raw(proxy.port, body) for body in self.bodies()]
@@ -88,7 +88,7 @@ class Stages(ProxyTest):
         proxy = self.proxy(f"transfer nixl; skip_prefill 16; engine {prefill.url} role=prefill; engine {decode.url} role=decode {decode_options};")
         return prefill, decode, proxy
 
-    def test_decode_waiting(self):
+    def test_clients_may_leave_while_decode_waits(self):
         prefill, decode, proxy = self.pair("max_requests=1")
         with proxy.streaming(prompt=tokens(99, 300), max_tokens=20000) as first:
             first.readline()
@@ -96,12 +96,12 @@ class Stages(ProxyTest):
         self.assertEqual(self.aborted(proxy)["decode_waiting"], self.COUNT)
         until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
 
-    def test_decode_running(self):
+    def test_clients_may_leave_while_decode_runs(self):
         _, decode, proxy = self.pair()
         self.leave(proxy, "decode_running", self.bodies(max_tokens=20000))
         until(lambda: decode.state()["live"] == 0, what=decode.state)
 
-    def test_done(self):
+    def test_clients_may_leave_after_the_last_token(self):
         engine = self.mock()
         proxy = self.proxy(f"engine {engine.url};")
         clients = [raw(proxy.port, body) for body in self.bodies(max_tokens=1)]
@@ -150,13 +150,13 @@ class Stages(ProxyTest):
                 return
         self.fail(f"no client left in the stage {scheduled}: {self.aborted(proxy)}")
 
-    def test_prefill_scheduled(self):
+    def test_clients_may_leave_while_prefill_is_scheduled(self):
         engine = self.mock("--step-ms", "20")
         proxy = self.proxy(f"engine {engine.url} max_requests=1; health off;", workers=2)
         self.leave_scheduled(proxy, "prefill_waiting", "prefill_scheduled", self.bodies()[0])
         until(lambda: engine.state()["live"] == 0, what=engine.state)
 
-    def test_decode_scheduled(self):
+    def test_clients_may_leave_while_decode_is_scheduled(self):
         prefill, decode, proxy = self.pair("max_requests=1")
         self.leave_scheduled(proxy, "decode_waiting", "decode_scheduled", self.bodies()[0])
         until(lambda: decode.state()["live"] == 0 and prefill.state()["pinned"] == 0, what=prefill.state)

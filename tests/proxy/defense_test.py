@@ -46,7 +46,7 @@ class Requests(ProxyTest):
         self.addCleanup(engine.stop)
         return engine, self.proxy(f"engine {engine.url}; health off;", workers=1)
 
-    def test_bodies_of_get_and_head_are_no_requests(self):
+    def test_bodies_of_get_and_head_are_not_parsed_as_requests(self):
         engine, proxy = self.pipelining()
         smuggled = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
         for method in ("GET", "HEAD", "DELETE"):
@@ -121,7 +121,7 @@ class Requests(ProxyTest):
         self.assertEqual(proxy.complete(prompt=filler, max_tokens=1)[0], 200)
         self.assertEqual(proxy.idle()["outcomes"]["completed"], 1)
 
-    def test_the_metaserver_is_for_listed_addresses(self):
+    def test_the_metaserver_answers_listed_addresses_only(self):
         engine = self.mock()
         for allowed, wanted in (("", 404), ("metaserver_allow 10.0.0.0/8;", 403), ("metaserver_allow 10.0.0.0/8 127.0.0.1;", 404),
                                 ("metaserver_allow all;", 404)):
@@ -212,7 +212,7 @@ class Signals(ProxyTest):
         self.assertEqual([e["state"] for e in proxy.state()["engines"]], ["enabled"] * 2)
         self.assertEqual(new.state()["served"], 5)
 
-    def test_more_workers_than_a_small_table_holds(self):
+    def test_a_reload_works_with_many_workers(self):
         engine = self.mock()
         pool = f"engine {engine.url}; max_live 256;"
         proxy = self.proxy(pool, workers=40)

@@ -243,7 +243,7 @@ class Keys(Discovered):
         until(is_there, what=proxy.log)
         self.await_engines(proxy, [])
 
-    def test_reports_values_that_are_no_engines(self):
+    def test_reports_values_that_are_not_engines(self):
         engine = self.mock()
         proxy = self.proxy(f"etcd /e/ {self.etcd.client};")
         self.etcd.put("/e/wrong", "ftp://x")
@@ -294,7 +294,7 @@ class Keys(Discovered):
         self.etcd.put("/e/p", f"{prefill.url} role=prefill bootstrap_port={prefill.port}")
         until(lambda: proxy.complete(prompt=tokens(2, 300), max_tokens=3)[0] == 200, what=proxy.log)
 
-    def test_another_master_takes_over(self):
+    def test_another_worker_becomes_master(self):
         self.killed = True
         engines = [self.mock() for _ in range(2)]
         self.etcd.put("/e/a", engines[0].url)
@@ -304,7 +304,7 @@ class Keys(Discovered):
         self.etcd.put("/e/b", engines[1].url)
         until(lambda: attempt(lambda: self.enabled(proxy)) == {e.url for e in engines}, what=proxy.log)
 
-    def test_the_values_of_prefill_and_decode_engines(self):
+    def test_reads_roles_and_ports_of_prefill_and_decode_engines(self):
         prefill = self.mock("--transfer", "mooncake", "--role", "prefill")
         decode = self.mock("--transfer", "mooncake", "--role", "decode")
         proxy = self.proxy(f"transfer mooncake; skip_prefill 16; etcd /e/ {self.etcd.client};")

@@ -51,7 +51,7 @@ class Engines(ProxyTest):
         self.assertIn("error", answer)
         proxy.idle()
 
-    def test_takes_unhealthy_engines_out_and_back(self):
+    def test_excludes_unhealthy_engines_until_they_recover(self):
         engine, other = self.mock(), self.mock()
         proxy = self.proxy(f"engine {engine.url}; engine {other.url}; health /health 50ms 1m;")
         engine.faults(unhealthy=True)
@@ -62,7 +62,7 @@ class Engines(ProxyTest):
         engine.faults(unhealthy=False)
         until(lambda: proxy.state()["engines"][0]["state"] == "enabled")
 
-    def test_tells_clients_of_an_engine_that_dies_inside_the_answer(self):
+    def test_reports_an_engine_that_dies_inside_the_answer_to_the_client(self):
         engine = self.mock("--step-ms", "10")
         proxy = self.proxy(f"engine {engine.url};")
         with proxy.streaming({"x-mock-drop-after": "3"}, prompt="a", max_tokens=50) as answer:
@@ -133,7 +133,7 @@ class Engines(ProxyTest):
         proxy.idle()
         until(lambda: prefill.state()["pinned"] == 0, what=prefill.state)
 
-    def test_goes_around_an_engine_that_stands_still(self):
+    def test_avoids_a_stalled_engine(self):
         slow, other = self.mock(), self.mock()
         slow.faults(stall_ms=600000)
         proxy = self.proxy(f"engine {slow.url}; engine {other.url}; prefill_timeout 5s; retries 2 10ms; breaker 1 1h 1h; health off;")
@@ -144,7 +144,7 @@ class Engines(ProxyTest):
         until(lambda: slow.state()["live"] == 0, what=slow.state)
         proxy.idle()
 
-    def test_goes_around_a_slow_engine(self):
+    def test_avoids_a_slow_engine(self):
         slow, fast = self.mock(), self.mock()
         slow.faults(slowdown=1e6)
         proxy = self.proxy(f"engine {slow.url}; engine {fast.url}; health off;")
@@ -346,7 +346,7 @@ class Timeouts(ProxyTest):
             client.connect_ex(listener.getsockname())
         return "http://%s:%d" % listener.getsockname()
 
-    def test_connect_timeout(self):
+    def test_connect_timeout_ends_an_attempt(self):
         url, other = self.unconnectable(), self.mock()
         proxy = self.proxy(f"engine {url}; connect_timeout {self.LIMIT_MS}ms; retries 1 10ms; health off;")
         status, answer = self.expired(lambda: proxy.complete(prompt="a", max_tokens=1))
@@ -359,7 +359,7 @@ class Timeouts(ProxyTest):
         self.assertGreater(proxy.log().count(text), before)
         proxy.idle()
 
-    def test_prefill_timeout(self):
+    def test_prefill_timeout_ends_a_request(self):
         engine = self.mock()
         engine.faults(stall_ms=3600_000)
         proxy = self.proxy(f"engine {engine.url}; prefill_timeout {self.LIMIT_MS}ms; retries 0; health off;")
@@ -373,7 +373,7 @@ class Timeouts(ProxyTest):
         self.assertEqual(proxy.complete(prompt="a", max_tokens=1)[0], 200)
         proxy.idle()
 
-    def test_idle_timeout(self):
+    def test_idle_timeout_ends_a_stream(self):
         engine = self.mock("--step-ms", "10")
         proxy = self.proxy(f"engine {engine.url}; idle_timeout {self.patient_limit()}; retries 0; health off;")
         with proxy.streaming(prompt="a", max_tokens=20000) as answer:
@@ -386,7 +386,7 @@ class Timeouts(ProxyTest):
         until(lambda: engine.state()["live"] == 0, what=engine.state)
         self.assertEqual(proxy.idle()["outcomes"]["failed"], 1)
 
-    def test_queue_timeout(self):
+    def test_queue_timeout_refuses_a_request(self):
         engine = self.mock()
         proxy = self.proxy(f"engine {engine.url} max_requests=1; queue_timeout {self.patient_limit()}; health off;")
         with proxy.streaming(prompt="a", max_tokens=100) as first:

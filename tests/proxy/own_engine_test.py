@@ -56,7 +56,7 @@ class OwnEngines(ProxyTest):
         self.assertEqual(proxy.metric("moesaic_proxy_unrendered_total"), 0)
         proxy.idle()
 
-    def test_cached_tokens_and_affinity(self):
+    def test_a_common_prefix_is_cached_in_one_engine(self):
         proxy = self.proxy(self.pool())
         system = "You answer in one word. " * 20
         until(lambda: all(engine["index"] == "exact" for engine in proxy.state()["engines"]), what=proxy.state)
@@ -120,7 +120,7 @@ class OwnEngines(ProxyTest):
         until(lambda: message(body) and int(proxy.access(1)[-1][17]) >= 64, what=lambda: proxy.access(1)[-1])
         proxy.idle()
 
-    def test_official_client(self):
+    def test_official_client_is_served(self):
         if openai is None:
             self.skipTest("the package openai is not installed")
         proxy = self.proxy(self.pool())
@@ -354,7 +354,7 @@ class Verb(ProxyTest):
                 printed = subprocess.run(self.command("--engines", engines.name, "--print-config"), capture_output=True, text=True)
                 self.assertIn("\n  resolver ", printed.stdout)
 
-    def test_reference_is_that_of_the_documentation(self):
+    def test_reference_equals_that_of_the_documentation(self):
         table = subprocess.run(self.command("--reference"), capture_output=True, text=True, check=True).stdout
         self.assertIn(table.strip(), (ROOT / "docs" / "proxy-directives.md").read_text())
 

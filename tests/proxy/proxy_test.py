@@ -139,7 +139,7 @@ class Aggregated(ProxyTest):
         self.assertEqual(proxy.metric("moesaic_proxy_unrendered_total"), 1)
         proxy.idle()
 
-    def test_holds_caps_and_bounds_the_queue(self):
+    def test_enforces_caps_and_limits_the_queue(self):
         engine = self.mock("--step-ms", "20")
         proxy = self.proxy(f"engine {engine.url} max_requests=2; queue 3;")
         ask = lambda i: proxy.request("POST", "/v1/completions", {"model": "mock", "prompt": tokens(i, 100), "max_tokens": 10})
@@ -173,13 +173,13 @@ class Aggregated(ProxyTest):
         self.assertEqual(engine.state()["served"], 0)
         proxy.idle()
 
-    def test_takes_bodies_that_nginx_puts_into_files(self):
+    def test_accepts_bodies_that_nginx_stores_in_files(self):
         engine = self.mock("--blocks", "20000")
         proxy = self.proxy(f"engine {engine.url};")
         status, answer = proxy.complete(prompt=tokens(1, 60_000), max_tokens=2)
         self.assertEqual((status, answer["usage"]["prompt_tokens"]), (200, 60_000))
 
-    def test_asks_for_keys(self):
+    def test_requires_keys(self):
         engine = self.mock()
         proxy = self.proxy(f'engine {engine.url}; key secret-1 alice; key secret-2;')
         body = {"model": "mock", "prompt": "a", "max_tokens": 1}
@@ -331,7 +331,7 @@ class Pairs(ProxyTest):
         self.assertEqual(prefill.requests()[0][2]["bootstrap_room"], decode.requests()[0][2]["bootstrap_room"])
         self.assertIsInstance(decode.requests()[0][2]["bootstrap_port"], int)
 
-    def test_mooncake_asks_the_bootstrap_server(self):
+    def test_mooncake_queries_the_bootstrap_server(self):
         prefill, decode, _ = self.check("mooncake", self.PARALLEL)
         params = decode.requests()[0][2]["kv_transfer_params"]
         self.assertEqual(params["transfer_id"], prefill.requests()[0][2]["kv_transfer_params"]["transfer_id"])

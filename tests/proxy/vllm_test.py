@@ -188,16 +188,16 @@ class Aggregated(Engine):
     def test_answers_and_streams(self):
         self.check_answers_and_streams()
 
-    def test_tools(self):
+    def test_calls_tools(self):
         self.check_tools()
 
-    def test_errors(self):
+    def test_passes_errors_on(self):
         self.check_errors()
 
-    def test_cancellation(self):
+    def test_frees_blocks_when_the_client_leaves(self):
         self.check_cancellation([self.engine])
 
-    def test_cached_tokens(self):
+    def test_cached_tokens_are_those_that_the_proxy_predicts(self):
         """The proxy predicts what the engine reports."""
         chance = random.Random(7)
         system = f"{os.getpid()} " + " ".join(chance.choice(("red", "green", "blue", "seven", "nine")) for _ in range(150))
@@ -274,10 +274,10 @@ class Pair(Engine):
         self.assertEqual(entered["decode_scheduled"], 2)
         self.assertEqual(state["outcomes"]["completed"], 2)
 
-    def test_errors(self):
+    def test_passes_errors_on(self):
         self.check_errors()
 
-    def test_cancellation(self):
+    def test_frees_blocks_when_the_client_leaves(self):
         self.check_cancellation([self.prefill, self.decode])
         # No blocks wait for a decode engine that will not fetch them.
         until(self.prefill.kv_is_free)

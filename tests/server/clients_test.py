@@ -56,13 +56,13 @@ class Documentation(Clients):
 
 
 class OpenAiChat(Clients):
-    def test_answers(self):
+    def test_answers_a_question(self):
         answer = self.ask("What is the capital of France?", temperature=0)
         self.assertIn("Paris", answer.choices[0].message.content)
         self.assertEqual(answer.choices[0].finish_reason, "stop")
         self.assertEqual(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens)
 
-    def test_streams_the_same(self):
+    def test_streams_the_same_answer(self):
         whole = self.ask("Tell me a story.", temperature=0, max_tokens=60)
         stream = self.ask("Tell me a story.", temperature=0, max_tokens=60, stream=True,
                           stream_options={"include_usage": True})
@@ -94,7 +94,7 @@ class OpenAiChat(Clients):
         self.assertGreaterEqual(cached, whole.usage.prompt_tokens - 128)
         self.assertEqual(ended.usage.prompt_tokens_details.cached_tokens, cached)
 
-    def test_takes_the_schema_of_a_set(self):
+    def test_accepts_the_schema_of_a_set(self):
         class Tags(pydantic.BaseModel):
             tags: set[Literal["a", "b"]]
         schema = Tags.model_json_schema()
@@ -125,7 +125,7 @@ class OpenAiChat(Clients):
                         extra_body={"include_stop_str_in_output": True})
         self.assertEqual(kept.choices[0].message.content, whole[:whole.index(stop)] + stop)
 
-    def test_seed_and_choices(self):
+    def test_repeats_all_choices_of_a_seed(self):
         fields = dict(temperature=1.5, seed=11, n=3, max_tokens=12)
         one, two = self.ask("Tell me a story.", **fields), self.ask("Tell me a story.", **fields)
         texts = [c.message.content for c in one.choices]
@@ -138,7 +138,7 @@ class OpenAiChat(Clients):
             streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
         self.assertEqual([streamed[i] for i in range(3)], texts)
 
-    def test_logprobs(self):
+    def test_returns_logprobs(self):
         answer = self.ask("What is the capital of France?", temperature=0, logprobs=True, top_logprobs=3)
         content = answer.choices[0].logprobs.content
         self.assertEqual(b"".join(bytes(t.bytes) for t in content).decode(), answer.choices[0].message.content)
@@ -152,7 +152,7 @@ class OpenAiChat(Clients):
                 streamed += chunk.choices[0].logprobs.content
         self.assertEqual([t.token for t in streamed], [t.token for t in content])
 
-    def test_logit_bias(self):
+    def test_applies_logit_bias(self):
         answer = self.ask("What is the capital of France?", temperature=0, logprobs=True, max_tokens=5)
         _, ids = self.server.json("POST", "/tokenize", {"prompt": answer.choices[0].message.content})
         biased = self.ask("What is the capital of France?", temperature=0, logit_bias={ids["tokens"][0]: -100}, max_tokens=5)
@@ -175,7 +175,7 @@ class OpenAiChat(Clients):
         endless, endless_ids = said(ignore_eos=True)
         self.assertEqual((endless.finish_reason, len(endless_ids)), ("length", 30))
 
-    def test_token_ids(self):
+    def test_returns_token_ids(self):
         answer = self.ask("Hello", max_tokens=5, extra_body={"return_token_ids": True})
         _, rendered = self.server.json("POST", "/v1/chat/completions/render", {"messages": [{"role": "user", "content": "Hello"}]})
         self.assertEqual(answer.prompt_token_ids, rendered["prompt_token_ids"])
@@ -185,7 +185,7 @@ class OpenAiChat(Clients):
             streamed += getattr(chunk.choices[0], "token_ids", None) or []
         self.assertEqual(streamed, answer.choices[0].token_ids)
 
-    def test_json_schema(self):
+    def test_follows_json_schemas(self):
         for seed in range(3):
             answer = self.ask("Tell me a story.", temperature=1, seed=seed, max_tokens=80,
                               response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}})
@@ -241,7 +241,7 @@ class OpenAiChat(Clients):
             "continue_final_message": True, "add_generation_prompt": False})
         self.assertTrue(answer.choices[0].message.content.startswith("is"), answer.choices[0].message.content)
 
-    def test_refuses_as_the_client_expects(self):
+    def test_raises_the_errors_of_the_client(self):
         with self.assertRaises(openai.BadRequestError) as raised:
             self.ask("Hello", temperature=-1)
         self.assertEqual(raised.exception.param, "temperature")
@@ -251,7 +251,7 @@ class OpenAiChat(Clients):
             self.ask("word " * 5000)
         self.assertEqual(raised.exception.code, "context_length_exceeded")
 
-    def test_cancels(self):
+    def test_cancels_when_the_client_leaves(self):
         before = self.server.aborted()
         stream = self.ask("Tell me a story.", max_tokens=3500, n=64, stream=True, extra_body={"ignore_eos": True})
         for _, chunk in zip(range(5), stream):
@@ -324,7 +324,7 @@ class ParallelCalls(unittest.TestCase):
 
 
 class OpenAiOthers(Clients):
-    def test_completions(self):
+    def test_completions_accept_text_and_token_ids(self):
         create = self.openai.completions.create
         one = create(model=NAME, prompt="<|begin|><|user|>Hi", max_tokens=8, temperature=0)
         _, ids = self.server.json("POST", "/tokenize", {"prompt": "<|begin|><|user|>Hi"})
@@ -345,7 +345,7 @@ class OpenAiOthers(Clients):
         scored = create(model=NAME, prompt="Hello there", max_tokens=0, echo=True, logprobs=0)
         self.assertEqual(scored.choices[0].text, "Hello there")
 
-    def test_responses(self):
+    def test_responses_answer_and_stream(self):
         answer = self.openai.responses.create(model=NAME, input="What is the capital of France?", temperature=0)
         self.assertIn("Paris", answer.output_text)
         self.assertEqual(answer.status, "completed")
@@ -366,7 +366,7 @@ class OpenAiOthers(Clients):
             self.openai.responses.create(model=NAME, input="x", previous_response_id="resp_1")
         self.assertEqual(raised.exception.param, "previous_response_id")
 
-    def test_responses_are_kept(self):
+    def test_responses_are_stored(self):
         create = self.openai.responses.create
         first = create(model=NAME, input="What is the capital of France?", temperature=0, instructions="Be brief.", metadata={"a": "b"})
         kept = self.openai.responses.retrieve(first.id)
@@ -433,7 +433,7 @@ class OpenAiOthers(Clients):
             self.assertLess(len(listed), 5)
         self.assertEqual(len(set(listed)), 3)
 
-    def test_conversations(self):
+    def test_conversations_keep_their_items(self):
         conversations, create = self.openai.conversations, self.openai.responses.create
         talk = conversations.create(metadata={"a": "b"}, items=[
             {"type": "message", "role": "user", "content": "What is the capital of France?"}])
@@ -466,7 +466,7 @@ class OpenAiOthers(Clients):
             with self.assertRaises(openai.NotFoundError):
                 use()
 
-    def test_responses_count_the_tokens_that_the_cache_takes(self):
+    def test_responses_count_cached_tokens(self):
         long = " ".join(f"point {i} is {i * 3 % 17}." for i in range(60))
         first, again = (self.openai.responses.create(model=NAME, input=long, max_output_tokens=1).usage for _ in range(2))
         self.assertGreaterEqual(first.input_tokens_details.cache_write_tokens, first.input_tokens - 64)
@@ -487,7 +487,7 @@ class OpenAiOthers(Clients):
             {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}])
         self.assertIn(after.status, ("completed", "incomplete"))
 
-    def test_models_and_embeddings(self):
+    def test_models_are_listed_and_embeddings_are_normalized(self):
         self.assertEqual([m.id for m in self.openai.models.list()], [NAME])
         self.assertEqual(self.openai.models.retrieve(NAME).id, NAME)
         two = self.openai.embeddings.create(model=NAME, input=["cat", "dog"]).data
@@ -516,7 +516,7 @@ class Anthropic(Clients):
         self.assertEqual(final.stop_reason, "end_turn")
         self.assertEqual(final.usage.output_tokens, answer.usage.output_tokens)
 
-    def test_stops(self):
+    def test_reports_the_reason_of_a_stop(self):
         self.assertEqual(self.create("Tell me a story.", max_tokens=3).stop_reason, "max_tokens")
         whole = self.create("Tell me a story.").content[0].text
         cut = self.create("Tell me a story.", stop_sequences=[whole[10:14]])
@@ -539,18 +539,18 @@ class Anthropic(Clients):
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}])
         self.assertTrue(after.content)
 
-    def test_counts(self):
+    def test_counts_tokens(self):
         counted = self.anthropic.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": "Hi"}])
         usage = self.create("Hi", max_tokens=1).usage
         self.assertEqual(counted.input_tokens, usage.input_tokens + usage.cache_read_input_tokens)
 
-    def test_refuses(self):
+    def test_refuses_invalid_requests(self):
         with self.assertRaises(anthropic.BadRequestError):
             self.create(messages=[])
         with self.assertRaises(anthropic.BadRequestError):
             self.create(extra_body={"max_tokens": "many"})
 
-    def test_models(self):
+    def test_lists_models(self):
         (model,) = self.anthropic.models.list()
         self.assertEqual((model.id, model.type, model.display_name), (NAME, "model", NAME))
         self.assertEqual(self.anthropic.models.retrieve(NAME).created_at, model.created_at)

@@ -41,8 +41,8 @@ def echoed(server, **fields):
     return round(answer["temperature"], 4), round(answer["top_p"], 4)
 
 
-class OfTheServer(unittest.TestCase):
-    def test_are_the_models(self):
+class ServerDefaults(unittest.TestCase):
+    def test_equal_those_of_the_model(self):
         with model(temperature=0.25, top_p=0.5) as folder, serving(model=folder) as server:
             self.assertEqual(echoed(server), (0.25, 0.5))
             self.assertEqual(echoed(server, temperature=0.75), (0.75, 0.5))
@@ -52,7 +52,7 @@ class OfTheServer(unittest.TestCase):
             with model(**defaults) as folder, serving(model=folder) as server:
                 self.assertEqual(echoed(server), (1, 1))
 
-    def test_hold_for_anthropics_clients(self):
+    def test_apply_to_clients_of_anthropic(self):
         with model(do_sample=False) as folder, serving(model=folder) as server:
             greedy = message_text(server, temperature=0)
             self.assertEqual({message_text(server) for _ in range(3)}, {greedy})
@@ -72,7 +72,7 @@ class OfTheServer(unittest.TestCase):
             answer = server.json("POST", "/v1/completions", {"prompt": STORY, "ignore_eos": True})[1]
             self.assertEqual(answer["usage"]["completion_tokens"], 16)
 
-    def test_name_a_wrong_value(self):
+    def test_error_names_a_wrong_value(self):
         with model(max_new_tokens="many") as folder:
             refused = subprocess.run([BINARY, "serve", folder, "--port", "0"], capture_output=True, text=True,
                                      timeout=ANSWER_SECONDS)
@@ -80,7 +80,7 @@ class OfTheServer(unittest.TestCase):
         self.assertIn('"max_new_tokens" must be a positive integer, found "many"', refused.stderr)
 
 
-class OfTheVerbs(unittest.TestCase):
+class VerbDefaults(unittest.TestCase):
     def texts(self, folder, *flags):
         """Yields the outputs of generate, and of chat with a pipe."""
         common = ["--max-tokens", "40", "--seed", "1", "--ignore-eos", *flags]
@@ -90,7 +90,7 @@ class OfTheVerbs(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             yield done.stdout
 
-    def test_are_the_models(self):
+    def test_equal_those_of_the_model(self):
         with model(do_sample=False) as folder:
             own, greedy = [list(self.texts(folder, *flags)) for flags in ((), ("--temperature", "0"))]
             self.assertEqual(own, greedy)

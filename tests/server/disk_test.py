@@ -85,7 +85,7 @@ class Disk(unittest.TestCase):
     def test_a_restarted_server_finds_its_prefixes(self):
         self.check_restart()
 
-    def test_mla(self):
+    def test_a_restarted_server_finds_prefixes_of_mla(self):
         prompts = [[token % 1000 + 5 for token in prompt[:64 * 13 + 1]] for prompt in PROMPTS]
         with servers.serving(*self.flags) as server:
             first = [completion(server, prompt) for prompt in prompts]
@@ -96,13 +96,13 @@ class Disk(unittest.TestCase):
         self.assertEqual([answer[0][:8] for answer, _ in first], [answer[0][:8] for answer, _ in again])
         self.assertTrue(all(cached == 64 * 13 for _, cached in again))
 
-    def test_int8(self):
+    def test_a_restarted_server_finds_int8_prefixes(self):
         self.check_restart("--kv-dtype", "int8")
 
-    def test_key_summaries(self):
+    def test_a_restarted_server_finds_key_summaries(self):
         self.check_restart("--kv-sparsity", "dense", kv_sparsity={"mode": "all", "budget": 256})
 
-    def test_key_summaries_of_int8(self):
+    def test_a_restarted_server_finds_key_summaries_of_int8(self):
         self.check_restart("--kv-sparsity", "decode", "--kv-sparsity-budget", 256, "--kv-dtype", "int8")
 
     def check_lazy(self, *flags, damage=None):
@@ -143,7 +143,7 @@ class Disk(unittest.TestCase):
                 self.doCleanups()
                 self.setUp()
 
-    def test_damage_in_chosen_blocks(self):
+    def test_damage_in_chosen_blocks_changes_no_answer(self):
         def damage():
             for file in self.files():
                 size = file.stat().st_size
@@ -153,7 +153,7 @@ class Disk(unittest.TestCase):
                         f.write(b"x")
         self.check_lazy(damage=damage)
 
-    def test_memory_gives_up_and_disk_gives_back(self):
+    def test_blocks_that_memory_evicts_are_loaded_from_disk(self):
         with serving(*self.flags, "--ctx-size", 1100, "--max-sequences", 1, "--kv-memory", "4MiB") as server:
             first = ask_all(server)
             saved(server)
@@ -162,7 +162,7 @@ class Disk(unittest.TestCase):
         self.assertEqual([answer for answer, _ in again], [answer for answer, _ in first])
         self.assertTrue(all(cached > 800 for _, cached in again), again)
 
-    def test_namespaces_stay_apart(self):
+    def test_namespaces_share_no_blocks(self):
         with serving(*self.flags) as server:
             completion(server, PROMPTS[0], cache_salt="a")
         with serving(*self.flags) as server:
@@ -206,7 +206,7 @@ class Disk(unittest.TestCase):
                 for (answer, _), (expected, _) in zip(ask_all(server), alone, strict=True):
                     self.assertEqual(answer, expected)
 
-    def test_killed_while_it_writes(self):
+    def test_a_kill_during_writes_changes_no_answer(self):
         with serving() as server:
             alone = [answer for answer, _ in ask_all(server)]
         cached_at_all = 0
@@ -223,7 +223,7 @@ class Disk(unittest.TestCase):
         with serving(*self.flags) as server:
             self.assertEqual(disk(server, "refused_files_total"), 0)
 
-    def test_a_full_disk_ends_storing_only(self):
+    def test_a_full_disk_stops_only_writes(self):
         with tempfile.TemporaryDirectory() as small:
             mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", small]
             if subprocess.run(mount, capture_output=True).returncode != 0:
@@ -240,7 +240,7 @@ class Disk(unittest.TestCase):
             finally:
                 subprocess.run(["umount", small], check=True)
 
-    def test_a_small_budget_holds(self):
+    def test_files_stay_within_a_small_budget(self):
         with serving(*self.flags[:2], "--kv-disk-size", "2MiB") as server:
             for _ in range(2):
                 ask_all(server)

@@ -191,18 +191,18 @@ class Framing(ServingCase):
             else:
                 self.assertIsNone(client.answer())
 
-    def test_table(self):
+    def test_each_request_of_the_table_has_its_status(self):
         for name, request, statuses, kept in CASES:
             with self.subTest(name):
                 self.check(lambda client: client.send(request), statuses, kept)
 
-    def test_takes_nothing_that_follows_a_refused_request(self):
+    def test_ignores_bytes_after_a_refused_request(self):
         for name, request, statuses, kept in CASES:
             if kept == CLOSED and len(request) < 2000:
                 with self.subTest(name):
                     self.check(lambda client: client.send(request + HEALTH * 3), statuses, kept)
 
-    def test_table_in_single_bytes(self):
+    def test_requests_in_single_bytes_have_the_same_status(self):
         """Sends the same requests one byte at a time."""
         for name, request, statuses, kept in CASES:
             if len(request) < 400:
@@ -213,7 +213,7 @@ class Framing(ServingCase):
                             client.send(request[i:i + 1])
                     self.check(send, statuses, kept)
 
-    def test_refusals_have_the_apis_shape(self):
+    def test_refusals_have_the_format_of_the_api(self):
         for path, kind in [(b"/v1/chat/completions", None), (b"/v1/messages", "error")]:
             client = Client(self.server)
             with client.socket:

@@ -124,7 +124,7 @@ class Grammar(unittest.TestCase):
             self.assertEqual(self.failures(server, "grammar"), 2)
             self.assertEqual(self.failures(server, "model"), 0)
 
-    def test_limits_are_flags(self):
+    def test_flags_set_the_limits(self):
         with serving("--max-regex", "10", "--max-schema", "40", "--max-grammar", "20", "--grammar-cache", "0") as server:
             for fields in ({"guided_regex": "a" * 11}, {"guided_json": {"const": "x" * 40}}, {"guided_grammar": "start: " + "x" * 20}):
                 status, answer = server.json("POST", CHAT, chat("Hi", **fields))
@@ -132,7 +132,7 @@ class Grammar(unittest.TestCase):
                 self.assertIn("at most", answer["error"]["message"])
             self.assertEqual(server.json("POST", CHAT, chat("Hi", guided_regex="a" * 10))[0], 200)
 
-    def test_clients_that_leave_and_a_drain_leave_nothing(self):
+    def test_clients_that_leave_and_a_drain_leave_no_compilation(self):
         """Clients leave while their grammars are compiled. Then the server drains while other clients wait."""
         server_body = json.dumps(chat("Hi", max_tokens=4, guided_regex=r"\w?" * 4000)).encode()
         with serving("--grammar-cache", "0") as server:

@@ -101,7 +101,7 @@ class Api(ServingCase):
             status, answer = self.server.json("POST", CHAT, {"messages": text, "max_tokens": 2, "session": session})
             self.assertEqual(status, 200, answer)
 
-    def test_takes_all_of_json_and_nothing_else(self):
+    def test_accepts_exactly_the_json_of_the_standard(self):
         connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=ANSWER_SECONDS)
 
         def status_of(body):
@@ -118,7 +118,7 @@ class Api(ServingCase):
             self.assertIn(status_of(b'{"prompt":"x","extra":' + value + b"}"), (200, 400), value[:60])
         connection.close()
 
-    def test_answers_in_the_apis_own_shape(self):
+    def test_answers_errors_in_the_format_of_the_api(self):
         status, answer = self.server.json("POST", "/v1/messages", {"messages": []})
         self.assertEqual((status, answer["type"], answer["error"]["type"]), (400, "error", "invalid_request_error"))
         self.assertEqual(self.server.request("GET", "/nowhere")[0], 404)
@@ -145,7 +145,7 @@ class Api(ServingCase):
                 client.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
             self.assertIn(b" 413 ", client.recv(4096)[:20])
 
-    def test_takes_any_http(self):
+    def test_answers_every_http_request(self):
         def raw(request):
             with socket.create_connection((self.server.host, self.server.port), timeout=ANSWER_SECONDS) as client:
                 client.sendall(request)
@@ -167,7 +167,7 @@ class Api(ServingCase):
         stream = raw(b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         self.assertTrue(stream.endswith(b"data: [DONE]\n\n"), stream)
 
-    def test_operations(self):
+    def test_serves_health_version_and_models(self):
         self.assertEqual(self.server.json("GET", "/health"), (200, {"status": "ok"}))
         self.assertEqual(self.server.json("GET", "/ready"), (200, {"status": "ready"}))
         self.assertIn("version", self.server.json("GET", "/version")[1])
@@ -184,7 +184,7 @@ class Api(ServingCase):
         self.assertGreater(kv["tree_nodes"], 0)
         self.assertLessEqual(kv["tree_nodes"], kv["cached_blocks"] + kv["used_blocks"])
 
-    def test_metrics_count(self):
+    def test_metrics_count_tokens_and_requests(self):
         before = self.server.metrics()
         self.assertEqual(self.server.json("POST", CHAT, chat("Hello", max_tokens=4, ignore_eos=True))[0], 200)
         after = self.server.metrics()
@@ -210,7 +210,7 @@ class Api(ServingCase):
         until(counted)
         self.server.wait_until_quiet()
 
-    def test_traces(self):
+    def test_traces_have_the_stages_of_a_request(self):
         trace = "0af7651916cd43dd8448eb211c80319c"
         headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "x-request-id": "mine"}
         _, answered, _ = self.server.request("POST", CHAT, chat("Hi", max_tokens=2), headers)
@@ -220,7 +220,7 @@ class Api(ServingCase):
         names = [e["name"] for e in events if e["args"]["trace_id"] == trace]
         self.assertEqual(sorted(names), ["decode", "prefill", "queue"])
 
-    def test_tokens(self):
+    def test_tokenizes_renders_and_counts(self):
         _, ids = self.server.json("POST", "/tokenize", {"prompt": "Hello there"})
         self.assertEqual(ids["count"], len(ids["tokens"]))
         self.assertEqual(self.server.json("POST", "/detokenize", {"tokens": ids["tokens"]})[1]["prompt"], "Hello there")
@@ -296,7 +296,7 @@ class Settings(unittest.TestCase):
                     client.sendall(start)
                     self.assertEqual(client.recv(100), b"")
 
-    def test_keys(self):
+    def test_requires_one_of_its_keys(self):
         with serving("--api-key", "one", "--api-key", "two") as server:
             for headers, status in [({}, 401), ({"authorization": "Bearer one"}, 200), ({"x-api-key": "two"}, 200),
                                     ({"authorization": "Bearer on"}, 401), ({"authorization": "Bearer onee"}, 401),
@@ -385,7 +385,7 @@ class Settings(unittest.TestCase):
             _, answer = server.json("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 1})
             self.assertEqual(answer["store"], False)
 
-    def test_cors(self):
+    def test_answers_cors_requests_of_allowed_origins(self):
         with serving("--cors-origin", "http://a.example") as server:
             good = server.request("OPTIONS", CHAT, headers={"origin": "http://a.example",
                                                             "access-control-request-method": "POST"})
@@ -438,7 +438,7 @@ class Settings(unittest.TestCase):
             until(others_are_served)
             until(lambda: server.request("POST", CHAT, chat("Hi", max_tokens=1))[0] == 200)
 
-    def test_drains(self):
+    def test_drains_running_requests_before_it_ends(self):
         server = Server("--drain-timeout", "600")
         answers = []
         body = chat("Tell me a story", max_tokens=3900, ignore_eos=True, n=16)

@@ -65,7 +65,7 @@ class Tenants(unittest.TestCase):
             self.assertGreater(cached(server, "new"), 0)
             self.assertEqual(cached(server, "b"), 0)
 
-    def test_sharing_is_a_choice(self):
+    def test_keys_can_share_cached_blocks(self):
         with serving("--api-key", "one", "--api-key", "two", "--share-prefix-cache") as server:
             self.assertEqual(cached(server, "one"), 0)
             self.assertGreater(cached(server, "two"), 0)
@@ -136,7 +136,7 @@ class Admins(unittest.TestCase):
 
 
 class Limits(unittest.TestCase):
-    def test_requests_per_minute(self):
+    def test_requests_per_minute_are_limited(self):
         keys = KeyFile("alice a requests_per_minute=2\nbob b\n")
         with serving(*keys.flags) as server:
             hello = chat("Hi", max_tokens=1)
@@ -156,7 +156,7 @@ class Limits(unittest.TestCase):
             self.assertEqual(server.request("GET", "/v1/models", headers=bearer("a"))[0], 200)
             self.assertEqual(server.request("POST", CHAT, hello, bearer("b"))[0], 200)
 
-    def test_tokens_per_minute(self):
+    def test_tokens_per_minute_are_limited(self):
         keys = KeyFile("alice a tokens_per_minute=20\n")
         with serving(*keys.flags) as server:
             tale = chat("Tell me a story.", max_tokens=400, ignore_eos=True)
@@ -167,7 +167,7 @@ class Limits(unittest.TestCase):
             self.assertEqual(json.loads(text)["error"]["type"], "tokens")
             self.assertGreater(int(headers["retry-after"]), 60)
 
-    def test_other_shapes_of_the_answer(self):
+    def test_limits_are_reported_in_the_format_of_each_api(self):
         keys = KeyFile("alice a tokens_per_minute=1\n")
         with serving(*keys.flags) as server:
             body = {**chat("Hi"), "max_tokens": 1}
@@ -197,13 +197,13 @@ class Files(unittest.TestCase):
                     pass
             self.assertIn(fault, str(raised.exception))
 
-    def test_warns_of_a_file_that_everybody_can_read(self):
+    def test_warns_of_a_file_that_every_user_can_read(self):
         keys = KeyFile("alice a\n")
         os.chmod(keys.path, 0o644)
         with serving(*keys.flags) as server:
             self.assertIn("every user of this machine can read the keys", server.read_log())
 
-    def test_the_scheme_has_no_case(self):
+    def test_the_case_of_the_scheme_is_ignored(self):
         with serving("--api-key", "one") as server:
             for scheme in ("Bearer", "bearer", "BEARER"):
                 self.assertEqual(server.request("GET", "/v1/models", headers={"authorization": f"{scheme} one"})[0], 200)

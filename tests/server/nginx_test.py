@@ -89,7 +89,7 @@ class Nginx(unittest.TestCase):
         finally:
             connection.close()
 
-    def test_streams(self):
+    def test_streams_an_answer(self):
         with self.asking(chat("Tell me a story.", stream=True, max_tokens=100, ignore_eos=True)) as answer:
             self.assertEqual(answer.status, 200)
             self.assertEqual(answer.getheader("content-type"), "text/event-stream; charset=utf-8")

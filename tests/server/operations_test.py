@@ -64,14 +64,14 @@ class Signals(unittest.TestCase):
             self.assertEqual(error["type"], "service_unavailable_error")
             self.assertIn("shutting down", error["message"])
 
-    def test_anthropics_stream_does_so_in_its_own_form(self):
+    def test_anthropics_stream_ends_with_an_error_of_its_own_format(self):
         text = self.cut_stream("/v1/messages", {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 4000,
                                                 "stream": True, "ignore_eos": True})
         self.assertIn("event: error\n", text)
         error = json.loads(re.findall(r"^data: (.*)$", text, re.M)[-1])
         self.assertEqual((error["type"], error["error"]["type"]), ("error", "overloaded_error"))
 
-    def test_responses_do_so_in_theirs(self):
+    def test_a_stream_of_responses_ends_with_a_failed_response(self):
         text = self.cut_stream("/v1/responses", {"input": "Tell me a story.", "max_output_tokens": 4000, "stream": True,
                                                  "ignore_eos": True})
         last = json.loads(re.findall(r"^data: (\{.*)$", text, re.M)[-1])
@@ -166,7 +166,7 @@ class Logs(unittest.TestCase):
                 self.assertEqual("GET /state 200" in log, health, log)
                 self.assertEqual("GET /v1/models 200" in log, models, log)
 
-    def test_levels(self):
+    def test_the_log_level_hides_lower_levels(self):
         server = self.server("--log-level", "warning")
         server.request("GET", "/v1/models")
         self.assertEqual(self.stopped(server), [])
@@ -255,7 +255,7 @@ class Process(unittest.TestCase):
         self.assertGreaterEqual(server.metric("process_max_fds"), 612 if hard == resource.RLIM_INFINITY else min(hard, 612))
         self.assertEqual(server.stop(), 0)
 
-    def test_metrics_of_the_process(self):
+    def test_metrics_describe_the_process(self):
         with serving() as server:
             values = server.metrics()
             status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()

@@ -65,20 +65,20 @@ class Pressure(unittest.TestCase):
         self.assertEqual(answers, expected)
         return metrics
 
-    def test_computes_again(self):
+    def test_recomputes_preempted_requests(self):
         metrics = self.press("f32")
         self.assertEqual(metrics["moesaic:swapped_out_blocks_total"], 0)
 
-    def test_swaps(self):
+    def test_swaps_preempted_requests(self):
         metrics = self.press("f32", "--swap-space", "16MiB")
         self.assertGreater(metrics["moesaic:swapped_out_blocks_total"], 0)
         self.assertGreater(metrics["moesaic:swapped_in_blocks_total"], 0)
 
-    def test_keeps_int8(self):
+    def test_recomputes_requests_with_an_int8_cache(self):
         self.press("int8")
         self.assertNotEqual(self.told("int8", ROOMY)[0], self.told("f32", ROOMY)[0])
 
-    def test_swaps_int8(self):
+    def test_swaps_requests_with_an_int8_cache(self):
         metrics = self.press("int8", "--swap-space", "16MiB")
         self.assertGreater(metrics["moesaic:swapped_in_blocks_total"], 0)
 

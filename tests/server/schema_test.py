@@ -20,7 +20,7 @@ STEPS = ["examples", "coverage", "fuzzing"]
 
 
 class Schema(unittest.TestCase):
-    def test_holds(self):
+    def test_answers_follow_the_schema(self):
         with serving("--request-timeout", "1", "--max-queue", "100000") as server, tempfile.TemporaryDirectory() as folder:
             _, description = server.json("GET", "/openapi.json")
             self.assertGreater(len(description["paths"]), 15)

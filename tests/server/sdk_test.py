@@ -81,10 +81,10 @@ class Sdk(unittest.TestCase):
         self.assertEqual(len(unexpected), 0, "failed, but are not listed:\n" + "\n".join(unexpected))
         self.assertEqual(sorted(listed - failed), [], "listed as refused, but pass")
 
-    def test_openai(self):
+    def test_passes_the_tests_of_openais_client(self):
         self.play("openai")
 
-    def test_anthropic(self):
+    def test_passes_the_tests_of_anthropics_client(self):
         self.play("anthropic")
 
 

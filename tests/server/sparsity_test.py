@@ -28,7 +28,7 @@ def counters(server):
 
 
 class Sparsity(unittest.TestCase):
-    def test_requests_ask(self):
+    def test_requests_choose_sparse_attention(self):
         with serving("--kv-sparsity", "dense", "--kv-sparsity-audit", 1) as server:
             dense = completion(server)
             self.assertEqual(completion(server, kv_sparsity={"mode": "dense"}), dense)
@@ -46,7 +46,7 @@ class Sparsity(unittest.TestCase):
             self.assertGreater(told["missed_sum"], 0)
             self.assertEqual(completion(server, kv_sparsity={"mode": "decode", "budget": 256}), sparse)
 
-    def test_reuse(self):
+    def test_choices_are_reused(self):
         with serving("--kv-sparsity", "dense", "--kv-sparsity-audit", 0) as server:
             each = completion(server, kv_sparsity={"budget": 256})
             self.assertEqual(completion(server, kv_sparsity={"budget": 256, "reuse": 1}), each)
@@ -64,7 +64,7 @@ class Sparsity(unittest.TestCase):
             rows = len(PROMPT) + TOKENS - 1 - 256
             self.assertEqual(counters(server)["reused_total"] - told, 2 * (rows - (rows + 63) // 64))
 
-    def test_the_server_has_defaults(self):
+    def test_flags_set_the_defaults(self):
         with serving("--kv-sparsity-budget", 320) as server:
             completion(server)
             told = counters(server)
@@ -90,7 +90,7 @@ class Sparsity(unittest.TestCase):
             completion(server, kv_sparsity={"mode": "dense"})
             self.assertEqual(counters(server)["choices_total"], 0)
 
-    def test_the_schema_has_it(self):
+    def test_the_schema_has_the_modes(self):
         for flags, modes in (((), ["dense"]), (("--kv-sparsity", "dense"), ["dense", "decode", "all"])):
             with serving(*flags) as server:
                 self.assertIn(str(modes).replace("'", '"').replace(" ", ""),

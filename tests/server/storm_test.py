@@ -173,7 +173,7 @@ class Storm(unittest.TestCase):
                 return
             self.served += 1
 
-    def test_storm(self):
+    def test_live_requests_are_answered_during_a_storm(self):
         expected = self.server.json("POST", PATHS[0], chat("What is the capital of France?", temperature=0))
         expected = expected[1]["choices"][0]["message"]["content"]
         stop = threading.Event()
@@ -239,7 +239,7 @@ class StormOverExperts(Storm):
 
 
 class Killed(unittest.TestCase):
-    def test_leaves_nothing_behind(self):
+    def test_a_killed_server_leaves_no_file_and_no_port(self):
         """Kills the server while requests of every kind run. A new server takes the port at once, and no file remains."""
         with tempfile.TemporaryDirectory() as folder:
             def shared():

@@ -143,7 +143,7 @@ class Tls(ServingCase):
         context.set_alpn_protocols(["h2"])
         self.refuses(context)
 
-    def test_streams(self):
+    def test_streams_an_answer(self):
         body = chat("Tell me a story.", stream=True, max_tokens=200, ignore_eos=True)
         status, headers, text = self.server.request("POST", CHAT, body)
         self.assertEqual((status, headers["content-type"]), (200, "text/event-stream; charset=utf-8"))

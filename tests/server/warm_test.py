@@ -32,7 +32,7 @@ class Warm(unittest.TestCase):
         self.assertGreater(server.metric("moesaic:kv_evicted_blocks_total"), 10)
         return [answer for answer, _ in said]
 
-    def test_blocks_come_back(self):
+    def test_evicted_blocks_are_restored(self):
         with serving("--kv-warm-memory", "4MiB", *FLAGS) as server:
             said = self.fill(server)
             self.assertGreater(warm(server, "stored_blocks_total"), 10)
@@ -48,7 +48,7 @@ class Warm(unittest.TestCase):
             self.assertEqual(server.json("POST", "/reset_prefix_cache", {})[0], 200)
             self.assertEqual(completion(server, PROMPTS[0])[1], 0)
 
-    def test_without_it_they_do_not(self):
+    def test_evicted_blocks_are_recomputed_without_the_tier(self):
         with serving(*FLAGS) as server:
             self.fill(server)
             self.assertLess(completion(server, PROMPTS[0])[1], 960)

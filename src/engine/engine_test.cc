@@ -277,7 +277,7 @@ TEST_F(EngineTest, ASecondTurnComputesOnlyNewTokens) {
 
 // Three conversations of four blocks each share a pool of eight. The session hint of the second decides
 // whether its blocks or the older ones of the first are evicted for the third.
-TEST_F(EngineTest, SessionHintsDecideWhichBlocksAreEvicted) {
+TEST_F(EngineTest, SessionHintsDetermineTheOrderOfEviction) {
   const std::vector<int32_t> prompts[] = {RandomPrompt(250, 1), RandomPrompt(250, 2), RandomPrompt(250, 3)};
   const auto cached = [&](SessionNote first, SessionNote second, int max_tokens) {
     auto engine = Make({.kv_bytes = 8 * kBlockBytes});

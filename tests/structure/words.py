@@ -12,8 +12,9 @@ is a fault. The test structure_words runs the same comparison.
                         were removed, or moved to another room
 
 Checked are comments and string literals of at least four words in C++, Rust and JavaScript (tests: comments only),
-comments and docstrings in Python, comments in CMake and shell, and Markdown without its code. Text that must contain a
-word, such as a quotation or a protocol, is exempt on a line with "words: quoted" in a comment.
+comments and docstrings in Python, comments in CMake and shell, Markdown without its code, and the names of tests, in
+which a clause with what, who or which is another fault. Text that must contain a word, such as a quotation or a
+protocol, is exempt on a line with "words: quoted" in a comment.
 """
 import argparse
 import collections
@@ -57,11 +58,22 @@ WORDS = [(name, re.compile(pattern, re.IGNORECASE), instead) for name, pattern, 
     ("whatever", r"\b(whatever|whoever)\b", "any, each"),
 )]
 
+# Like WORDS, for names of tests alone. Relative clauses pass: "an engine whose ...", "a file, which ...", "a file in which ...".
+NAME_WORDS = [("what, who or which (test name)",
+               re.compile(r"\b(what|whatever|who|whoever|whichever)\b|(^|\b(?!(after|at|before|by|for|from|in|of|on|than|through|to"
+                          r"|under|until|with)\b)\w+ )which\b", re.IGNORECASE), "the noun that the clause describes")]
+
 SLASHES = {".h", ".cc", ".cu", ".cuh", ".c", ".rs", ".js", ".mjs", ".css"}
 HASHES = {".cmake", ".sh", ".toml", ".service", ".yml", ".yaml"}
 TOKEN = re.compile(
     r"""(?P<line>//[^\n]*)|(?P<block>/\*.*?\*/)|R"(?P<tag>[^(\s]*)\((?P<raw>.*?)\)(?P=tag)\""""
     r"""|(?P<text>"(?:\\.|[^"\\\n])*")|(?P<char>'(?:\\.|[^'\\\n])')""", re.DOTALL)
+TEST_NAME = {
+    ".cc": re.compile(r"^\s*(?:TYPED_)?TEST(?:_[FP])?\(\s*\w+\s*,\s*(\w+)\s*\)", re.MULTILINE),
+    ".py": re.compile(r"^\s*(?:async )?def test_(\w+)\(", re.MULTILINE),
+    ".rs": re.compile(r"^\s*#\[test\](?:\s*#\[.*\])*\s*fn (\w+)", re.MULTILINE),
+    ".mjs": re.compile(r"^\s*test\(\"([^\"]*)\"", re.MULTILINE),
+}
 HEREDOC = re.compile(r"<<'EOF'\n(.*?)\nEOF\n", re.DOTALL)
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
@@ -124,6 +136,14 @@ def markdown(text):
     return list(enumerate((re.sub(r"`[^`]*`", "`", line) for line in text.split("\n")), 1))
 
 
+def test_names(text, suffix):
+    """(line number, name in separate words) of each test of a source."""
+    for test in TEST_NAME[suffix].finditer(text) if suffix in TEST_NAME else ():
+        # "AGgufFile", "Answers404AtOnce" and "a_file" become "A Gguf File", "Answers 404 At Once" and "a file".
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])|_", " ", test[1])
+        yield text.count("\n", 0, test.start(1)) + 1, words
+
+
 def prose(root, path):
     text = (root / path).read_text(errors="replace")
     if path.suffix in SLASHES:
@@ -142,9 +162,13 @@ def uses(root, path):
     """(line number, name of the word, replacement, line) of each use in a file."""
     if str(path).startswith("tests/structure/words"):
         return
+    checked = [(number, line, WORDS) for number, line in prose(root, path)]
+    if path.suffix in TEST_NAME:
+        text = (root / path).read_text(errors="replace")
+        checked += [(number, name, WORDS + NAME_WORDS) for number, name in test_names(text, path.suffix)]
     source = None
-    for number, line in prose(root, path):
-        for name, pattern, instead in WORDS:
+    for number, line, words in checked:
+        for name, pattern, instead in words:
             if pattern.search(line):
                 source = source or (root / path).read_text(errors="replace").split("\n")
                 if EXEMPT not in source[number - 1]:

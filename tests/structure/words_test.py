@@ -50,6 +50,29 @@ class Words(unittest.TestCase):
             with self.subTest(text=text):
                 self.assertIn(expected, names("a.md", text))
 
+    def test_names_of_tests_are_checked(self):
+        for file, text, expected in (
+                ("a_test.cc", "TEST(Writer, GoesOnAfterAFault) {}", "goes on"),
+                ("a_test.cc", "TEST_F(WriterTest,\n       ReplaysBlocksBehindIt) {}", "behind"),
+                ("a_test.cc", "TYPED_TEST(Reader, RefusesWhatIsNotJson) {}", "what, who or which (test name)"),
+                ("a_test.cc", "TEST_P(Reader, DecidesWhichBlocksStay) {}", "what, who or which (test name)"),
+                ("a_test.py", "class A:\n    def test_asks_for_keys(self):\n        pass\n", "asked for"),
+                ("a.rs", "#[test]\nfn the_file_is_gone() {}", "gone"),
+                ("a_test.mjs", 'test("the page shows what the server says", async () => {', "what, who or which (test name)")):
+            with self.subTest(text=text):
+                self.assertEqual(names(file, text), [expected])
+
+    def test_ordinary_names_of_tests_pass(self):
+        for file, text in (("a_test.cc", "TEST(BlockPool, ReusesIdleBlocks) {}"),
+                           ("a_test.cc", "TEST(Queue, NamesARankWhoseProcessEnded) {}"),
+                           ("a_test.cc", "TEST(Queue, NamesTheOrderInWhichRanksEnd) {}"),
+                           ("a_test.cc", "TEST(Somewhat, HasTheWholeWord) {}"), ("a.cc", "Call(GoesOn, WhatIsNot);"),
+                           ("a_test.py", "def the_file_is_gone():\n    pass\n"), ("a.rs", "fn what_is_gone() {}"),
+                           ("a_test.mjs", 'test("a branch is stored, which a reload shows", async () => {'),
+                           ("a_test.mjs", 'send("told to stop");')):
+            with self.subTest(text=text):
+                self.assertEqual(names(file, text), [])
+
     def test_ordinary_sentences_pass(self):
         for text in ("A server behind a proxy.", "It falls behind.", "`*` stands for any line.", "What does it cost?",
                      "Who may call it?", "There is a block.", "It is not understood.", "The tests' stand-in.", "Hold the lock.", "In case of failure.",

@@ -47,7 +47,7 @@ test("chat answers, and streams the same", async () => {
   assert.ok(chunks > 5);
 });
 
-test("the stream helper gathers what chat says", async () => {
+test("the stream helper gathers the text of the answer", async () => {
   const events = [];
   const runner = client.chat.completions.stream({ model: MODEL, temperature: 0, messages: [{ role: "user", content: "What is 2 plus 3?" }] })
     .on("content", (delta) => events.push(delta));
@@ -124,7 +124,7 @@ test("responses answer, stream, and are kept", async () => {
   await assert.rejects(client.responses.retrieve(whole.id), OpenAI.NotFoundError);
 });
 
-test("models and embeddings", async () => {
+test("models are listed and embeddings are normalized", async () => {
   assert.deepEqual((await client.models.list()).data.map((model) => model.id), [MODEL]);
   const { data } = await client.embeddings.create({ model: MODEL, input: ["cat", "dog"] });
   assert.equal(data.length, 2);
@@ -146,7 +146,7 @@ test("a client that leaves ends its request", async () => {
   assert.ok(await aborted() > before);
 });
 
-test("errors are the client's own kinds", async () => {
+test("errors are of the client's own classes", async () => {
   await assert.rejects(ask("Hello", { temperature: -1 }), (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature");
   await assert.rejects(ask("Hello", { model: "other" }), OpenAI.NotFoundError);
   await assert.rejects(ask("word ".repeat(5000)), (error) => error.code === "context_length_exceeded");

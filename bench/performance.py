@@ -61,8 +61,8 @@ TAIL = """
 ## Reproduce it
 
 ```console
-$ ./run bench            # all suites of bench/suites, 5 rounds: about an hour on two cores, 36 GB of models in build/
-$ ./run bench --quick    # the main cases, 3 rounds: about five minutes without peers
+$ ./run bench            # all suites of bench/suites, 5 rounds: about two hours on two cores, 36 GB of models in build/
+$ ./run bench --quick    # the main cases, 3 rounds: about ten minutes without peers
 $ LLAMA_CPP=FOLDER IK_LLAMA_CPP=FOLDER PYTHON=python-with-torch-and-tokenizers ./run bench
 $ bench/performance.py --add MACHINE --about "2 cores of a ..."    # store the rounds, then run it without flags
 ```

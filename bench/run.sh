@@ -6,7 +6,8 @@
 # Environment:
 #   LLAMA_CPP     folder of llama.cpp's programs, built natively, to compare the model shapes with, in alternation
 #   IK_LLAMA_CPP  the same for ik_llama.cpp
-#   PYTHON        Python (default python3); its packages tokenizers and torch, if installed, are compared as well
+#   PYTHON        Python (default python3); its packages tokenizers and torch, if installed, are compared as well. Placement
+#                 needs numpy and scipy, and the layers of science need moesaic
 #   TRACES        recorded traffic (default ../shared/data/traces); missing traces are skipped
 #   TOKENIZER, TEXT  folder with tokenizer.json, and the text to encode
 #   SHAPES        folder of the random-weight models, 36 GB (default build/bench/shapes)

@@ -7,7 +7,8 @@ Columns of a suite:
   section   heading above the output; adjacent rows of one section share it
   output    markdown (printed as it is), text (in a code block), benchmark (likewise; stderr is dropped), or
             "file NAME" (stored as {work}/NAME, not printed)
-  needs     "package NAME" (of {python}) or "file PATH"; without it the row is skipped, with a line that says so
+  needs     "package NAME" (of {python}) or "file PATH", several separated by "; ". Without one of them, the row is
+            skipped, with a line that says so
   command   words as in a shell; {python}, {bin}, {root}, {work}, {results}, {shapes}, {traces}, {tokenizer}, {text}
             and {cpus} are replaced, other braces are kept. It runs in the root of the tree.
   full, quick   arguments that follow without and with --quick
@@ -21,7 +22,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SUITES = ("models", "quantizer", "operators", "tokenizer", "kernels", "long-context", "cache", "server")
+SUITES = ("models", "quantizer", "operators", "tokenizer", "kernels", "long-context", "cache", "server", "comm",
+          "parallel", "placement", "proxy", "science")
 COLUMNS = ["section", "output", "needs", "command", "full", "quick"]
 
 
@@ -55,13 +57,16 @@ def filled(text, known):
     return text
 
 
-def missing(need, python):
+def missing(needs, python):
     """Why a row cannot run, or None."""
-    kind, _, name = need.partition(" ")
-    if kind == "package":
-        found = subprocess.run([python, "-c", f"import {name}"], capture_output=True).returncode == 0
-        return None if found else f"{python} has no package {name}"
-    return None if not need or pathlib.Path(name).is_file() else f"{name} does not exist"
+    for need in filter(None, needs.split("; ")):
+        kind, _, name = need.partition(" ")
+        if kind == "package":
+            if subprocess.run([python, "-c", f"import {name}"], capture_output=True).returncode != 0:
+                return f"{python} has no package {name}"
+        elif not pathlib.Path(name).is_file():
+            return f"{name} does not exist"
+    return None
 
 
 def run(row, arguments, known):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures `moesaic placement` on generated loads and prints Markdown tables.
 
-Usage: placement_bench.py MOESAIC [--seeds N] [--patterns FOLDER]
+Usage: placement_bench.py MOESAIC [--seeds N] [--only TABLE ...] [--patterns FOLDER]
 
 Needs numpy and scipy (HiGHS is the oracle of the exact split). FOLDER holds patterns of OmniPlacement (*.npy.gz). Each
 number is a mean over layers, left-out workloads and seeds of the largest rank load over the mean, unless it is said.
@@ -20,6 +20,7 @@ from scipy.optimize import linprog
 from scipy.sparse import lil_matrix
 
 SIZES = ((16, 288, 0.3), (32, 288, 0.3), (72, 288, 0.3), (144, 288, 0.35))  # ranks, slots, moves per rank
+TABLES = ("left_out", "known", "redundancy", "speeds", "front", "times")
 FAMILIES = (("mixtures of 4 profiles", ("--drift", "mixtures")), ("independent drift", ("--drift", "independent")),
             ("power law, mixtures", ("--drift", "mixtures", "--skew", "power-law")))
 
@@ -167,16 +168,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, metavar="TABLE", help=f"some of {', '.join(TABLES)}")
     parser.add_argument("--patterns", type=pathlib.Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="moesaic-placement-bench-") as folder:
         bench = Bench(arguments.binary, pathlib.Path(folder), range(1, arguments.seeds + 1))
-        bench.left_out()
-        bench.known()
-        bench.redundancy()
-        bench.speeds()
-        bench.front()
-        bench.times()
+        for name in arguments.only:
+            getattr(bench, name)()
         if arguments.patterns:
             bench.patterns(arguments.patterns)
 

@@ -2,6 +2,7 @@
 """Compares the scheduling policies of the proxy on traces, and writes the tables of docs/proxy-policies.md.
 
     bench/proxy/goodput.py TRACES                  run all, write docs/proxy-policies.md between its two markers
+    bench/proxy/goodput.py TRACES --print          run all, print the tables
     bench/proxy/goodput.py TRACES --only claude    run the scenarios with this word in their name, print the tables
     bench/proxy/goodput.py --from FILE             write the tables from results that --save stored
 
@@ -99,6 +100,7 @@ def main():
     parser.add_argument("traces", nargs="?", type=pathlib.Path)
     parser.add_argument("--binary", default=str(ROOT / "build" / "release" / "bin" / "moesaic"))
     parser.add_argument("--only", default="", help="part of a scenario's name; prints instead of writing")
+    parser.add_argument("--print", action="store_true", help="print the tables instead of writing them")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--save", type=pathlib.Path, help="file for the results as JSON")
     parser.add_argument("--from", dest="stored", type=pathlib.Path, help="results that --save stored")
@@ -115,7 +117,7 @@ def main():
     if arguments.save:
         arguments.save.write_text(json.dumps(runs, indent=1))
     text = f"{summary(runs)}\n\n{details(runs)}"
-    if arguments.only:
+    if arguments.only or arguments.print:
         print(text)
         return
     page = PAGE.read_text()

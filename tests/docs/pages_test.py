@@ -11,6 +11,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import performance  # noqa: E402
+import run_suites  # noqa: E402
 
 PERFORMANCE = ROOT / "bench" / "performance.py"
 MAX_LINES = 150
@@ -91,6 +92,18 @@ class Pages(unittest.TestCase):
                         room, _, name = program.partition("_")
                         sources = [*ROOT.glob(f"src/{room}/**/{name}.cc"), *ROOT.glob(f"bench/{room}/{name}.cc")]
                         self.assertTrue(program == "moesaic" or sources, program)
+
+    def test_every_suite_is_run(self):
+        self.assertEqual(sorted(run_suites.SUITES), sorted(path.stem for path in (ROOT / "bench" / "suites").glob("*.csv")))
+        for name in run_suites.SUITES:
+            run_suites.read_suite(name)
+
+    def test_a_row_needs_each_of_its_files_and_packages(self):
+        for needs, expected in (("", None), (f"file {PERFORMANCE}; package json", None), ("file none.txt", "none.txt does not exist"),
+                                (f"file {PERFORMANCE}; file none.txt", "none.txt does not exist"),
+                                ("package no_such_package; package json", f"{sys.executable} has no package no_such_package")):
+            with self.subTest(needs=needs):
+                self.assertEqual(run_suites.missing(needs, sys.executable), expected)
 
 
 class Results(unittest.TestCase):

@@ -17,7 +17,7 @@ struct WarmTierStats {
   int64_t bytes = 0;  ///< memory of the blocks
   int64_t stored_blocks = 0, restored_blocks = 0, evicted_blocks = 0;
   int64_t refused_blocks = 0;  ///< blocks that were not finite, or for which no slot could be freed
-  int64_t dropped_blocks = 0;  ///< blocks beyond the number that one step keeps
+  int64_t dropped_blocks = 0;  ///< evicted blocks that exceeded the limit of blocks stored in one step
   double store_seconds = 0, restore_seconds = 0;
 };
 
@@ -29,7 +29,7 @@ struct DiskTierStats {
   int64_t loads = 0, loaded_bytes = 0;  ///< completed loads, and bytes that they read
   double load_seconds = 0;
   int64_t abandoned_loads = 0;  ///< loads that were cancelled
-  int64_t borrowed_blocks = 0;  ///< blocks that were attached: their layers are read when rows need them
+  int64_t borrowed_blocks = 0;  ///< blocks that were attached without a load: rows read their layers later
   int64_t read_layers = 0;      ///< layers of attached blocks that were read
   int64_t refused_blocks = 0;   ///< damaged blocks, found when the tier was opened or by a load
   int64_t refused_files = 0;    ///< files of another model, or damaged ones

@@ -10,9 +10,10 @@
 
 namespace moesaic::engine {
 
-/// Uses job, layout, rank_time_limit_s and sparsity of `options`. The arguments are borrowed. With several
-/// ranks it has those of `replica` create stores of these sizes, and returns their errors. `store` is that of
-/// this process; null: it has no part of the replica.
+/// Returns a LocalExecutor for one rank, and a RankedExecutor for several. With several, each rank of
+/// `replica` creates a KV store of `sizes`, and an error of any of them is returned. `store` is the KV store
+/// of this process; null if this process is no rank of the replica. Of `options`, only job, layout,
+/// rank_time_limit_s, check_ranks and sparsity are used. All arguments are borrowed.
 StatusOr<std::unique_ptr<Executor>> MakeExecutor(models::Model& model, const kernels::KernelTable& kernels,
                                                  runtime::ThreadPool& threads,
                                                  const cache::KvStoreOptions& sizes, cache::KvStore* store,

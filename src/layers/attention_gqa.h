@@ -16,7 +16,8 @@ struct GqaAttention {
   const RopeTable* rope = nullptr;  // rotates the first rope->dim() elements of a head
 
   /// Writes keys and values of the step's tokens into `kv` and sets out [rows, hidden] = attention(x [rows,
-  /// hidden]). With `accumulate`, adds to `out` instead. `parts` are those of `out`.
+  /// hidden]). With `accumulate`, adds to `out` instead. `parts` divides the columns of `out`: its callback
+  /// gets each range when it is complete, for example to start a sum over ranks.
   void Forward(const Step& step, const float* x, const kernels::KvLayer& kv, float* out, bool accumulate,
                const kernels::ColumnParts& parts = {}) const;
   /// Computes Forward() without the output projection: `mixed` [rows, mixed_dim()] is the input of o.

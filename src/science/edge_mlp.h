@@ -56,8 +56,9 @@ struct EdgeTile {
 /// Edges per tile. With 128 rows of 128 to 256 f32, a tile and its prepared copy fit in a 512 KiB L2 cache.
 inline constexpr int kEdgeTile = 128;
 
-/// Computes the perceptron on every edge and passes it on tile by tile. Tiles of one destination arrive in
-/// order and from one worker; tiles never mix destinations of different tasks.
+/// Computes the perceptron on every edge and passes the messages to `consume`, tile by tile. The workers call
+/// it concurrently. All edges of one destination are passed by one worker, in the order of the graph, so
+/// `consume` can add to that destination without a lock.
 Status ForEdgeTiles(const graph::Context& ctx, const graph::Graph& graph, const EdgeMlp& mlp,
                     const EdgeMlpInputs& inputs, const std::function<void(const EdgeTile&)>& consume);
 

@@ -18,7 +18,7 @@ Status CheckSameType(const Features& a, const char* a_name, const Features& b, c
 StatusOr<int64_t> BroadcastGroup(const Features& u, const char* u_name, const Features& e,
                                  const char* e_name);
 
-/// Returns whether a reduction chooses an edge.
+/// Returns true for maximum and minimum, whose result is the value of one edge (`arg` names it).
 inline bool IsExtreme(Reduce reduce) { return reduce == Reduce::kMax || reduce == Reduce::kMin; }
 /// Checks that `arg` has one element per element of a result [rows, cols].
 Status CheckArg(std::span<const int32_t> arg, int64_t rows, int64_t cols);

@@ -24,21 +24,27 @@ struct HttpGauges {
   bool draining = false;
 };
 
-/// Any thread.
+/// Counters, gauges and histograms of one server. A *choice* is one generated answer of a request. Any thread
+/// may call all methods.
 class Metrics {
  public:
   explicit Metrics(const std::string& model_name);
   ~Metrics();
 
+  /// Counts a choice that has ended, and records its times and sizes.
   void Choice(const ChoiceRecord& record);
   /// Records the time from a choice's submission to its first token.
   void FirstToken(double seconds);
+  /// Records the time between two tokens of a choice.
   void InterToken(double seconds);
   /// Counts a request that failed for `cause`: "grammar_refused" (before it began), "grammar", "model" or
   /// "engine".
   void Failed(const std::string& cause);
+  /// Counts an HTTP answer and records its time.
   void Answered(const std::string& route, int status, double seconds);
+  /// Reports the kernel that was selected for each operator, once at the start.
   void Kernels(const std::vector<kernels::KernelChoice>& choices);
+  /// Reports the version and the model, once at the start.
   void Build(const std::string& version, const std::string& model_path);
 
   /// Returns all metrics in Prometheus' text format, version 0.0.4.

@@ -28,7 +28,7 @@ struct StoredResponse {
   std::string owner;             ///< Holder of the request's API key; empty where no keys are set.
   Json response;                 ///< The answer as it was sent, or the conversation object.
   Json messages;                 ///< Messages up to the end of the response, without "instructions", in the
-                                 ///< form of templates. For a conversation: its items.
+                                 ///< form that chat templates read. For a conversation: its items.
   Json input = Json::array();    ///< Input items of the response.
   bool is_conversation = false;  ///< False for a response.
 };
@@ -53,6 +53,7 @@ class ResponseStore {
   explicit ResponseStore(const ResponseStoreOptions& options)
       : options_(options), entry_bytes_(std::min(options.bytes, options.entry_bytes)) {}
 
+  /// Returns false if the options store nothing.
   bool keeps() const { return options_.most > 0 && options_.bytes > 0; }
 
   /// Returns false when the entry does not fit even after the owner's other entries would be evicted.

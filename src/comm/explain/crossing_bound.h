@@ -1,4 +1,5 @@
-// Lower bound of an AllReduce by the latencies before and after each byte that passes a port.
+// Lower bound of the time of an AllReduce: the bytes that must pass the port of a group, in the time that
+// latencies leave for them.
 #pragma once
 
 #include <utility>
@@ -8,20 +9,20 @@
 
 namespace moesaic::comm {
 
-/// Each rank inside a group needs the terms of all ranks outside. If an AllReduce takes T, a byte that enters
-/// the group at time u is part of a message that started at u - l or before, where l is its latency. The
-/// sender has at most the terms of ranks whose messages arrive until then, and inside the group only ranks
-/// that a message reaches within T - u use the byte. So u and T limit the pairs (term, result) that the byte
-/// serves. The bytes that pass the port until T must serve all pairs of all elements. The same holds for
-/// bytes that leave the group.
+/// *Terms* are the input vectors of ranks. Each rank inside a group needs the terms of all ranks outside. If
+/// an AllReduce takes T, a byte that enters the group at time u is part of a message that started at u - l or
+/// before, where l is its latency. The sender has at most the terms of ranks whose messages arrive until
+/// then, and inside the group only ranks that a message reaches within T - u use the byte. So u and T limit
+/// the pairs (term, result) that the byte serves. The bytes that pass the port until T must serve all pairs
+/// of all elements. The same holds for bytes that leave the group.
 class CrossingBound {
  public:
   /// Borrows the topology.
   explicit CrossingBound(const Topology& topology);
 
-  /// Returns the largest known time in seconds that every AllReduce of `bytes` takes whose port of `group`,
-  /// not the root, carries `bytes_per_s` in each direction; `at_least` if the port does not bind more than
-  /// that.
+  /// Returns a lower bound, in seconds, of the time of an AllReduce of `bytes` if the port of `group` carries
+  /// `bytes_per_s` in each direction. `group` is not the root. `at_least` is another known bound: the result
+  /// is never below it.
   double Seconds(int group, double bytes, double bytes_per_s, double at_least) const;
 
  private:

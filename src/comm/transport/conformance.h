@@ -8,8 +8,8 @@
 
 namespace moesaic::comm {
 
-/// A case reports faults through GoogleTest. All ranks call it in the same order of cases; any number of
-/// ranks.
+/// A case reports faults through GoogleTest. All ranks of the job, of any number, run the same cases in the
+/// same order.
 struct ConformanceCase {
   const char* name;
   void (*run)(Transport& transport, Tag first_tag);  ///< uses the tags first_tag to first_tag + 999
@@ -17,9 +17,10 @@ struct ConformanceCase {
   friend void PrintTo(const ConformanceCase& shown, std::ostream* to) { *to << shown.name; }
 };
 
+/// Returns all cases. The test of a transport runs each of them.
 std::span<const ConformanceCase> ConformanceCases();
 
-/// Returns a tag for the case of this index, so that no message of a case is matched by another one.
+/// Returns `first_tag` for the case of this index. No two cases share a tag.
 Tag ConformanceTag(size_t index);
 
 }  // namespace moesaic::comm

@@ -1,4 +1,5 @@
-// Packing for attention on AMX tiles, with the lanes of simd_avx512-inl.h, which must be included first.
+// Packs queries, keys and values into AMX tiles and prefetches the next ones, for attention_amx.cc, which
+// explains the algorithm. simd_avx512-inl.h must be included first.
 #pragma once
 
 #include "kernels/cpu/amx_bf16-inl.h"
@@ -213,6 +214,7 @@ class ValuePacker {
     }
     return chunk;
   }
+  /// Packs the rest of the step.
   void Finish() {
     while (d_ < t_.value_dim) {
       const int key = 2 * pair_, left = seen_ - step_ * kStep - key;

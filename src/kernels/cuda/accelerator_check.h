@@ -1,4 +1,5 @@
 // Checks that an accelerator computes correctly: small products, factors and roundings with known results.
+// It runs when a card is opened, before any weight is rounded on it.
 #pragma once
 
 #include "base/status.h"

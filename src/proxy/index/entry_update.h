@@ -1,4 +1,6 @@
-// Changes of one entry of the index. Only the library's own files include this header.
+// Changes of one entry of the block index. An entry maps the key of a block to the instances that have the
+// block, with the tiers in which each has it: an inline word for a few instances, or a bit set for many.
+// Instances are named by numbers. Only the library's own files include this header.
 #pragma once
 
 #include <atomic>
@@ -29,6 +31,7 @@ inline uint32_t TiersInSet(const KeyTable& table, uint32_t set, int number) {
   return tiers;
 }
 
+/// Sets the tiers of a number in a bit set; 0 removes the number.
 inline void AssignInSet(const KeyTable& table, uint32_t set, int number, uint32_t tiers) {
   std::atomic<uint64_t>* const planes = table.Planes(set);
   const uint64_t stride = table.tier_stride();

@@ -1,4 +1,5 @@
-// Files with the hidden states of a walk, from which a run resumes.
+// State files of a quantization: the hidden states of the calibration tokens after some layers, from which
+// a run resumes. docs/contracts/quantize-journal.md defines them.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,13 @@ namespace moesaic::quantizer {
 /// calibrated run.
 inline constexpr char kAnalysisStateFile[] = "analysis-walk.state", kMixStateFile[] = "analysis-mix.state",
                       kCalibrationStateFile[] = "calibration-run.state";
-/// Prefixes of files that these objects name, for StateFile: hidden states after a number of layers, and the
-/// decisions of an analysis.
+/// First parts of the names of other state files, to which StateFile() adds a number of layers: hidden states
+/// of an analysis, its decisions, the tokens and the variants of a mix, and hidden states of a calibrated
+/// run.
 inline constexpr char kAnalysisState[] = "analysis-", kDecidedState[] = "analysis-decided-",
                       kFirstVariantState[] = "analysis-variant-", kVariantsState[] = "analysis-variants-",
                       kCalibrationState[] = "calibration-";
+/// Returns the name of a state file: "analysis-3.state" for kAnalysisState and 3 layers.
 std::string StateFile(std::string_view kind, int layers);
 
 /// Writes hidden states, f32 [tokens, hidden], to `path` atomically. Returns their XXH3.

@@ -1,4 +1,4 @@
-// Measures the share of the loss of rounding to the nearest that remains with GPTQ, for the options of a mix.
+// Measures how much GPTQ lowers the loss of rounding to the nearest code, for the options of a mix.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ struct MixGains {
   };
   std::map<std::pair<std::string, std::string>, Sum> sums;
 
-  /// Returns the remaining share of the error; 1 if it was not measured.
+  /// Returns the error with GPTQ over that of rounding to the nearest, at most 1; 1 if it was not measured.
   double Of(const std::string& unit, const Precision& precision) const;
 };
 
@@ -37,8 +37,9 @@ struct GainWalk {
 /// True if a routed expert is in the sample of its layer.
 bool StandsForExperts(int expert, int experts);
 
-/// Walks all tokens of `sequences` through the unrounded model and measures linears of each group with
-/// MeasureLoss. Routed experts are sampled.
+/// Runs all tokens of `sequences` through the unrounded model, layer by layer. On the inputs of each linear
+/// it measures the error of both ways of rounding, for each option of its group except int8 and unrounded
+/// ones. Of the routed experts, a sample is measured.
 StatusOr<MixGains> MeasureGains(const kernels::ExecContext& ctx, const checkpoint::Checkpoint& source,
                                 const models::DecoderSpec& spec, const std::vector<ModelItem>& items,
                                 const OutputSettings& settings, const std::vector<PrecisionGroup>& units,

@@ -19,6 +19,7 @@ struct MessageShape {
 const char* StopReason(const ChoiceDelta& end) {
   if (end.finish_reason == "tool_calls") return "tool_use";
   if (end.finish_reason == "length") return "max_tokens";
+  if (end.finish_reason == "deadline") return "deadline";
   return std::holds_alternative<std::string>(end.stop_cause) ? "stop_sequence" : "end_turn";
 }
 

@@ -306,9 +306,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     } else if (event.finish == engine::FinishReason::kLength) {
       delta.finish_reason = "length";
     } else if (event.finish == engine::FinishReason::kDeadline) {
-      // LiteLLM would report an unknown finish_reason as "stop", which means a complete answer.
-      delta.finish_reason = "length";
-      delta.stop_cause = "deadline";
+      delta.finish_reason = "deadline";
     } else if (event.finish == engine::FinishReason::kCancelled && !stopped) {
       delta.finish_reason = "abort";
     } else {

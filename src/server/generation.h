@@ -59,7 +59,7 @@ struct GeneratedToken {
   engine::LogprobEntry logprobs;
 };
 
-/// The stop string or id that ended a choice, or "deadline".
+/// The stop string or id that ended a choice.
 using StopCause = std::variant<std::monostate, std::string, int32_t>;
 
 /// Text and tool calls that one or more tokens of one choice complete.
@@ -69,7 +69,7 @@ struct ChoiceDelta {
   std::vector<text::ToolCallDelta> calls;             // pieces of calls; the first of a call has its id
   std::vector<GeneratedToken> tokens;                 // since the last delta; their text may follow later
   std::vector<engine::LogprobEntry> prompt_logprobs;  // in the first delta, when the request needs them
-  std::string finish_reason;                          // OpenAI's; empty until the choice ends
+  std::string finish_reason;                          // OpenAI's or "deadline"; empty until the choice ends
   StopCause stop_cause;
 };
 

@@ -3,9 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/fake_model.h"
 #include "server/test_context.h"
@@ -48,10 +53,11 @@ class Sink : public AnswerSink {
   std::promise<int> end_;
 };
 
-// Usage and tokens of a complete answer.
+// Usage, tokens and finish reason of a complete answer.
 struct Counted {
   Usage usage;
   std::vector<int32_t> ids;
+  std::string finish_reason;
 };
 
 class CountingSink : public AnswerSink {
@@ -59,6 +65,7 @@ class CountingSink : public AnswerSink {
   explicit CountingSink(std::promise<Counted> end) : end_(std::move(end)) {}
   void Delta(ChoiceDelta delta, const Usage&) override {
     for (const GeneratedToken& token : delta.tokens) counted_.ids.push_back(token.id);
+    if (!delta.finish_reason.empty()) counted_.finish_reason = delta.finish_reason;
   }
   void Done(const Usage& usage) override {
     counted_.usage = usage;
@@ -98,8 +105,9 @@ class GenerationTest : public testing::Test {
     return ended.get();
   }
 
-  // Returns the usage of a greedy answer to a long prompt that ends at `stop_ids`.
-  Counted Count(std::vector<int32_t> stop_ids) {
+  // Returns the usage of a greedy answer to a long prompt that ends at `stop_ids` or `deadline`.
+  Counted Count(std::vector<int32_t> stop_ids,
+                std::optional<engine::Clock::time_point> deadline = std::nullopt) {
     GenerationSpec spec;
     spec.id = "test";
     spec.prompts.emplace_back();
@@ -107,6 +115,7 @@ class GenerationTest : public testing::Test {
     spec.budgets = {4};
     spec.sampling.temperature = 0;
     spec.sampling.stop_ids = std::move(stop_ids);
+    spec.deadline = deadline;
     std::promise<Counted> end;
     std::future<Counted> ended = end.get_future();
     executor_->Post([&] {
@@ -215,6 +224,12 @@ TEST_F(GenerationTest, CountsCachedTokensOfAnAnswerThatEndsAtOnce) {
   const Counted ended = Count({first.ids[0]});
   EXPECT_LE(ended.ids.size(), 1u);
   EXPECT_EQ(ended.usage.cached_tokens, whole.usage.cached_tokens);
+  engine_.reset();
+}
+
+TEST_F(GenerationTest, NamesTheDeadlineAsTheReasonOfItsEnd) {
+  context_.model.engine = engine_.get();
+  EXPECT_EQ(Count({}, engine::Clock::now() - std::chrono::seconds(1)).finish_reason, "deadline");
   engine_.reset();
 }
 

@@ -36,8 +36,10 @@ Json Logprobs(const ResponseShape& shape, const text::Tokenizer& tokenizer,
   return ChatLogprobs(tokenizer, tokens, shape.top_logprobs)["content"];
 }
 
-const char* StatusOf(const std::string& finish_reason) {
-  return finish_reason == "length" ? "incomplete" : "completed";
+ResponseStatus StatusOf(const std::string& finish_reason) {
+  if (finish_reason == "length") return {"incomplete", "max_output_tokens"};
+  if (finish_reason == "deadline") return {"incomplete", "deadline"};
+  return {"completed"};
 }
 
 class ResponseWhole : public AnswerSink {
@@ -49,14 +51,18 @@ class ResponseWhole : public AnswerSink {
   void Failed(const ApiError& error) override { writer_->Send(ErrorResponse(error, ApiStyle::kOpenAi)); }
 
   void Done(const Usage& usage) override {
-    const char* status = StatusOf(answer_.finish_reason);
+    const ResponseStatus status = StatusOf(answer_.finish_reason);
     Json output = Json::array();
-    if (!answer_.reasoning.empty()) output.push_back(ReasoningItem(NewId("rs_"), answer_.reasoning, status));
+    if (!answer_.reasoning.empty()) {
+      output.push_back(ReasoningItem(NewId("rs_"), answer_.reasoning, status.name));
+    }
     if (!answer_.content.empty() || answer_.calls.empty()) {
       Json part = TextPart(answer_.content, Logprobs(shape_, tokenizer_, answer_.tokens));
-      output.push_back(MessageItem(NewId("msg_"), Json::array({std::move(part)}), status));
+      output.push_back(MessageItem(NewId("msg_"), Json::array({std::move(part)}), status.name));
     }
-    for (const AnsweredCall& call : answer_.calls) output.push_back(CallItem(NewId("fc_"), call, status));
+    for (const AnsweredCall& call : answer_.calls) {
+      output.push_back(CallItem(NewId("fc_"), call, status.name));
+    }
     const Json response = ResponseJson(shape_, status, std::move(output), ResponseUsage(usage), nullptr);
     if (shape_.keep) shape_.keep(response);
     SendJson(*writer_, response);
@@ -77,7 +83,7 @@ class ResponseStream : public AnswerSink {
 
   void Started() override {
     events_.Begin();
-    Json response = ResponseJson(shape_, "in_progress", Json::array(), nullptr, nullptr);
+    Json response = ResponseJson(shape_, {"in_progress"}, Json::array(), nullptr, nullptr);
     events_.Event("response.created", {{"response", response}});
     events_.Event("response.in_progress", {{"response", std::move(response)}});
   }
@@ -99,12 +105,11 @@ class ResponseStream : public AnswerSink {
   }
 
   void Done(const Usage& usage) override {
-    const std::string status = StatusOf(finish_reason_);
-    events_.Close(status.c_str());
-    const Json response =
-        ResponseJson(shape_, status.c_str(), events_.output(), ResponseUsage(usage), nullptr);
+    const ResponseStatus status = StatusOf(finish_reason_);
+    events_.Close(status.name);
+    const Json response = ResponseJson(shape_, status, events_.output(), ResponseUsage(usage), nullptr);
     if (shape_.keep) shape_.keep(response);
-    events_.Event("response." + status, {{"response", response}});
+    events_.Event(std::string("response.") + status.name, {{"response", response}});
     events_.End();
   }
 
@@ -113,7 +118,7 @@ class ResponseStream : public AnswerSink {
     Json reason = {{"code", "server_error"}, {"message", error.message}};
     events_.Event(
         "response.failed",
-        {{"response", ResponseJson(shape_, "failed", events_.output(), nullptr, std::move(reason))}});
+        {{"response", ResponseJson(shape_, {"failed"}, events_.output(), nullptr, std::move(reason))}});
     events_.End();
   }
 

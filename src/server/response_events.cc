@@ -13,12 +13,13 @@ std::string TextOf(const Json& item) {
 
 }  // namespace
 
-Json ResponseJson(const ResponseShape& shape, const char* status, Json output, Json usage, Json error) {
-  Json json = {{"id", shape.id},       {"object", "response"},       {"created_at", shape.created},
-               {"status", status},     {"background", false},        {"error", std::move(error)},
-               {"model", shape.model}, {"output", std::move(output)}};
+Json ResponseJson(const ResponseShape& shape, const ResponseStatus& status, Json output, Json usage,
+                  Json error) {
+  Json json = {{"id", shape.id},        {"object", "response"},       {"created_at", shape.created},
+               {"status", status.name}, {"background", false},        {"error", std::move(error)},
+               {"model", shape.model},  {"output", std::move(output)}};
   json["incomplete_details"] =
-      std::string(status) == "incomplete" ? Json{{"reason", "max_output_tokens"}} : Json();
+      status.incomplete_reason != nullptr ? Json{{"reason", status.incomplete_reason}} : Json();
   for (const auto& [key, value] : shape.echo.items()) json[key] = value;
   json["usage"] = std::move(usage);
   return json;

@@ -20,7 +20,13 @@ struct ResponseShape {
   std::function<void(const Json& response)> keep;  // stores the complete response; may be empty
 };
 
-Json ResponseJson(const ResponseShape& shape, const char* status, Json output, Json usage, Json error);
+struct ResponseStatus {
+  const char* name = "in_progress";
+  const char* incomplete_reason = nullptr;  // of "incomplete_details"; null unless the name is "incomplete"
+};
+
+Json ResponseJson(const ResponseShape& shape, const ResponseStatus& status, Json output, Json usage,
+                  Json error);
 
 Json ReasoningItem(const std::string& id, const std::string& text, const char* status);
 Json TextPart(const std::string& text, Json logprobs);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests the official OpenAI and Anthropic clients with the server on models/moesaic-tiny."""
 import asyncio
+import concurrent.futures
 import contextlib
 import io
 import json
@@ -496,6 +497,40 @@ class OpenAiOthers(Clients):
         self.assertAlmostEqual(sum(x * x for x in two[0].embedding), 1, places=3)
         for a, b in zip(two[0].embedding, again[0].embedding):
             self.assertAlmostEqual(a, b, places=4)
+
+
+class Deadlines(unittest.TestCase):
+    def test_every_api_names_the_deadline_as_the_reason(self):
+        fields = {"model": NAME, "extra_body": {"ignore_eos": True}}
+        messages = [{"role": "user", "content": "Tell me a story."}]
+        with serving("--request-timeout", "1") as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+            client = openai.OpenAI(base_url=server.url + "/v1", api_key="-", max_retries=0)
+            claude = anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0)
+            # All run at once: 133 choices make the steps so long that no answer ends by its length.
+            chat = pool.submit(client.chat.completions.create, messages=messages, max_tokens=3900, n=64, **fields)
+            text = pool.submit(client.completions.create, prompt="Once upon a time", max_tokens=3900, n=64, **fields)
+            stream = pool.submit(lambda: list(client.chat.completions.create(
+                messages=messages, max_tokens=3900, stream=True, **fields)))
+            response = pool.submit(client.responses.create, input="Tell me a story.", max_output_tokens=3900, **fields)
+            events = pool.submit(lambda: list(client.responses.create(
+                input="Tell me a story.", max_output_tokens=3900, stream=True, **fields)))
+            message = pool.submit(claude.messages.create, messages=messages, max_tokens=3900, **fields)
+
+            def streamed():
+                with claude.messages.stream(messages=messages, max_tokens=3900, **fields) as pieces:
+                    return pieces.get_final_message()
+            final = pool.submit(streamed)
+            self.assertEqual({choice.finish_reason for choice in chat.result().choices}, {"deadline"})
+            self.assertEqual({choice.finish_reason for choice in text.result().choices}, {"deadline"})
+            self.assertEqual(stream.result()[-1].choices[0].finish_reason, "deadline")
+            ended = events.result()[-1]
+            self.assertEqual(ended.type, "response.incomplete")
+            for answer in (response.result(), ended.response):
+                self.assertEqual((answer.status, answer.incomplete_details.reason), ("incomplete", "deadline"))
+            stored = client.responses.retrieve(ended.response.id)
+            self.assertEqual((stored.status, stored.incomplete_details.reason), ("incomplete", "deadline"))
+            self.assertEqual((message.result().stop_reason, message.result().stop_sequence), ("deadline", None))
+            self.assertEqual(final.result().stop_reason, "deadline")
 
 
 class Anthropic(Clients):

@@ -470,7 +470,7 @@ class Settings(unittest.TestCase):
             body = chat("Tell me a story", max_tokens=4000, ignore_eos=True, n=128)
             status, answer = server.json("POST", CHAT, body)
             last = answer["choices"][-1]
-            self.assertEqual((status, last["finish_reason"], last["stop_reason"]), (200, "length", "deadline"))
+            self.assertEqual((status, last["finish_reason"], last["stop_reason"]), (200, "deadline", None))
 
     def test_survives_being_killed(self):
         address = "--host", "127.0.0.2"  # no other test uses a port of this address

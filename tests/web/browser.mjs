@@ -99,15 +99,16 @@ export async function noSidewaysScroll(page) {
   assert.ok(wide <= seen, `the page is ${wide} wide on a screen of ${seen}`);
 }
 
-/// Answers with the list of deltas that `respond(body)` returns. Returns the list of the bodies that the page sent.
-export async function answerWith(page, respond) {
+/// Answers with the list of deltas that `respond(body)` returns, and ends the answers with the reason `finish`. Returns the
+/// list of the bodies that the page sent.
+export async function answerWith(page, respond, finish = "stop") {
   const bodies = [];
   await page.unroute(CHAT);
   await page.route(CHAT, (route) => {
     bodies.push(route.request().postDataJSON());
     const deltas = respond(bodies.at(-1), bodies.length);
     const body = deltas.map((delta, i) => `data: ${JSON.stringify({ choices: [{ index: 0, delta,
-      finish_reason: i === deltas.length - 1 ? "stop" : null }] })}\n\n`).join("") + "data: [DONE]\n\n";
+      finish_reason: i === deltas.length - 1 ? finish : null }] })}\n\n`).join("") + "data: [DONE]\n\n";
     return route.fulfill({ status: 200, contentType: "text/event-stream", body });
   });
   return bodies;

@@ -131,6 +131,19 @@ test("the server itself continues an answer that was cut at the token limit", ()
   assert.ok((await answer(page).locator(".prose").innerText()).startsWith(begun));
 }));
 
+test("an answer that its deadline ends can be continued", () => withPage({}, async (page) => {
+  await open(page);
+  await answerWith(page, () => [{ content: "Half an" }], "deadline");
+  await ask(page, "Hello");
+  assert.match(await answer(page).locator("footer").innerText(), /cut at the server's time limit/);
+  await answerWith(page, () => [{ content: " answer." }]);
+  await answer(page).getByText("Continue").click();
+  await page.getByText("Half an answer.").waitFor();
+  await settled(page);
+  assert.doesNotMatch(await answer(page).locator("footer").innerText(), /cut at/);
+  assert.equal(await answer(page).getByText("Continue").count(), 0);
+}));
+
 test("a lost connection keeps the answer and shows an error", () => withPage({}, async (page) => {
   await open(page);
   await page.route(CHAT, (route) => route.fulfill({ contentType: "text/event-stream",

@@ -92,6 +92,9 @@ export class UserTurn extends EditableTurn {
   }
 }
 
+// Finish reasons of answers that can be continued.
+const CUTS = new Map([["length", "cut at the token limit"], ["deadline", "cut at the server's time limit"]]);
+
 function describe({ usage, first, total, finish, earlier }) {
   const parts = [];
   if (usage) {
@@ -106,7 +109,7 @@ function describe({ usage, first, total, finish, earlier }) {
     parts.push(`prompt ${usage.prompt_tokens}${cached ? `, ${cached} cached` : ""}`);
   }
   if (first !== undefined) parts.push(`first token ${(first / 1000).toFixed(2)} s`);
-  if (finish === "length") parts.push("cut at the token limit");
+  if (CUTS.has(finish)) parts.push(CUTS.get(finish));
   return parts.join(" · ");
 }
 
@@ -150,7 +153,7 @@ export class AnswerTurn {
     this.#fault.hidden = !message.error;
     this.#fault.textContent = message.error ?? "";
     this.#foot.hidden = context.running;
-    const canGoOn = message.content && !message.calls?.length && context.last && (cut || message.stats?.finish === "length");
+    const canGoOn = message.content && !message.calls?.length && context.last && (cut || CUTS.has(message.stats?.finish));
     this.#foot.replaceChildren(...[
       siblingArrows(message, context),
       message.content ? copyButton(() => message.content) : null,

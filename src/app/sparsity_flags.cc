@@ -34,7 +34,7 @@ void AddSparsityFlags(Verb& verb, SparsityFlags& flags, const std::vector<std::s
       .ShowDefault()
       .Group(group);
   verb.AddOption(
-          "--kv-sparsity-summary,--kv-sparsity-digest", flags.summary,
+          "--kv-sparsity-summary", flags.summary,
           "Kind of key summary that scores a block: box (bounds of its keys) or sketch (also signs of every "
           "key: finds single tokens, but takes 3 to 20 times as long to choose and 5 to 8 times the memory)")
       .OneOf({"box", "sketch"})

@@ -30,9 +30,6 @@ TEST(SparsityFlagsTest, SummariesAreBoxesByDefault) {
   EXPECT_TRUE(sketches->key_summaries);
   EXPECT_EQ(sketches->summary_kind, engine::KeySummaryKind::kSketch);
   EXPECT_EQ(sketches->defaults.budget, 1024);
-  EXPECT_EQ(Resolved({"--kv-sparsity", "dense", "--kv-sparsity-digest", "sketch"})->summary_kind,
-            engine::KeySummaryKind::kSketch)
-      << "the former name";
 }
 
 TEST(SparsityFlagsTest, ASummaryKindAloneIsRefused) {

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """./run and its scripts reject invalid arguments at once in one line, and break nothing when they
 fail; nothing here installs or builds."""
+import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,12 @@ from moesaic_cli import ROOT, patient
 
 def ask(*arguments):
     return subprocess.run([str(ROOT / "run"), *arguments], capture_output=True, text=True, timeout=patient(60))
+
+
+def presets():
+    """Returns the names of the configure presets that are not hidden."""
+    return [preset["name"] for preset in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
+            if not preset.get("hidden")]
 
 
 class RunTest(unittest.TestCase):
@@ -37,6 +45,16 @@ class RunTest(unittest.TestCase):
         for command in ("demo", "chat", "test", "check", "fuzz", "bench", "setup", "build", "format"):
             self.assertRegex(text, rf"(?m)^  {command}\b")
         self.assertEqual(ask().stdout, text)
+        described = re.search(r"^  build (.*?)^  \w", text, re.MULTILINE | re.DOTALL)[1]
+        for preset in presets():
+            self.assertRegex(described, rf"\b{preset}\b")
+
+    def test_an_unknown_preset_is_rejected_with_the_known_ones(self):
+        for name in ("relase", "base"):  # "base" is hidden
+            result = ask("build", name)
+            self.assertEqual((result.returncode, result.stdout), (2, ""))
+            self.assertEqual(result.stderr, f'[run] there is no preset "{name}"; CMakePresets.json has {", ".join(presets())}; '
+                                            "see ./run help\n")
 
     def test_the_client_checks_its_arguments_first(self):
         # -S hides all packages, including the required one.
@@ -65,7 +83,8 @@ class SetupTest(StandIns):
 
     def setUp(self):
         super().setUp()
-        shutil.copy(ROOT / "run", self.folder)
+        for name in ("run", "CMakePresets.json"):
+            shutil.copy(ROOT / name, self.folder)
         for name in ("bash", "dirname", "nproc", "grep", "sed", "awk", "sort", "head", "mkdir", "cat", "cut"):
             (self.folder / "bin" / name).symlink_to(shutil.which(name))
         self.stand_in("uname", "echo x86_64")
@@ -101,6 +120,35 @@ echo install ok installed""")
         self.assertEqual(result.returncode, 3)
         self.assertIn("MPI not found", result.stderr)
         self.assertNotIn("Done", result.stderr + result.stdout)
+
+    def test_every_preset_can_be_built(self):
+        self.stand_in("cmake", f'echo "$*" >>"{self.folder}/called"')
+        self.stand_in("npm", "exit 0")
+        for name in ("clang", "nginx"):
+            self.stand_in(name, "echo 14.0.6")
+        self.stand_in("dpkg-query", "echo install ok installed")
+        for preset in presets():
+            with self.subTest(preset=preset):
+                (self.folder / "called").write_text("")
+                result = self.ask("build", preset)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                configure, compile_ = (self.folder / "called").read_text().splitlines()
+                self.assertEqual(configure, f"--preset {preset} -Wno-dev")
+                folder = "release" if preset == "ci" else preset
+                self.assertRegex(compile_, f"^--build build/{folder} ")
+
+    def test_ci_makes_warnings_errors_in_the_folder_of_release(self):
+        self.stand_in("cmake", f'echo "$*" >>"{self.folder}/called"')
+        self.stand_in("npm", "exit 0")
+        self.stand_in("dpkg-query", "echo install ok installed")
+        release = self.folder / "build" / "release"
+        release.mkdir(parents=True)
+        (release / "build.ninja").write_text("")
+        for cache, calls in (("MOESAIC_WERROR:BOOL=OFF\n", 2), ("MOESAIC_WERROR:BOOL=ON\n", 1)):
+            (release / "CMakeCache.txt").write_text(cache)
+            (self.folder / "called").write_text("")
+            self.assertEqual(self.ask("build", "ci").returncode, 0)
+            self.assertEqual(len((self.folder / "called").read_text().splitlines()), calls)
 
     def test_required_packages_need_root(self):
         self.stand_in("dpkg-query", "exit 1")

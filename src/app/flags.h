@@ -1,5 +1,7 @@
 // Flags and verbs without CLI11's headers, which take four seconds to compile in every unit that includes
-// them. Only flags.cc, serve_settings.cc and the files that parse a command line or print help include CLI11.
+// them. In this room only the implementations of flags, settings files, help, usage errors and completion,
+// main and tests that parse a command line include CLI11. Benchmarks are programs of their own and use it
+// directly.
 #pragma once
 
 #include <cstdint>

@@ -7,16 +7,15 @@
 
 namespace moesaic::quantizer {
 
-/// Time of `rows` rows of k inputs whose values are each multiplied k times: seconds per product and per
-/// value.
+/// Time to multiply each value of some rows of k inputs k times: seconds per product and per value.
 struct ProductTime {
   double product = 0, value = 0;
 
   double Seconds(double rows, double k) const { return rows * k * (product * k + value); }
 };
 
-/// Time of GPTQ for a linear. Each slab of rows additionally takes `slab` seconds times inputs^2, for
-/// sampling losses and reading the factor.
+/// Time of GPTQ for a linear. Each slab of rows additionally takes `slab` seconds times inputs^2 to sample
+/// losses and to read the factor.
 struct RoundTime {
   ProductTime rows;
   double slab = 0;
@@ -25,15 +24,15 @@ struct RoundTime {
 };
 
 struct CalibrationRates {
-  ProductTime hessian;      // rows are tokens
+  ProductTime hessian;      // time to accumulate a Hessian; its rows are tokens
+  ProductTime factor;       // time to factorize a Hessian; its rows are inputs
+  RoundTime round;          // time to round a linear; its rows are outputs
   double clear = 0;         // seconds per value of a Hessian's half to clear it
-  double shrink = 0;        // and to shrink it towards another one
-  ProductTime factor;       // inputs
-  RoundTime round;          // outputs
+  double shrink = 0;        // seconds per value of a Hessian's half to shrink it towards another Hessian
   double value = 0;         // seconds per value of a norm, for a load and a store
   double forward = 0;       // seconds per multiply-add of a token and a rounded weight
-  double forward_kept = 0;  // and of a token and a bf16 weight
-  double attention = 0;     // and of f32 attention as computed here
+  double forward_kept = 0;  // seconds per multiply-add of a token and a bf16 weight
+  double attention = 0;     // seconds per multiply-add of the walk's f32 attention
 };
 
 /// Measures rates on matrices of 1,024 and 8,192 inputs with `part_rows` tokens at a time. Takes some six

@@ -9,7 +9,7 @@
 namespace moesaic::kernels {
 
 /// Columns of a block on a factor's diagonal, and rows that one thread block rounds.
-inline constexpr int kDeviceBlockColumns = 128, kDeviceBlockRows = 64;
+inline constexpr int kGptqBlockColumns = 128, kGptqBlockRows = 64;
 
 /// H in quantization order, reversed, damped and padded with a unit diagonal, so that its Cholesky factor is
 /// R reversed (quantizer/factor.h).

@@ -1,5 +1,5 @@
 // Compares the card's kernels, compiled as C++ (test_accelerator.h), with ref/, and compiles them with NVRTC
-// if it is installed. quantizer/device_gptq_test.cc tests their combination.
+// if it is installed. quantizer/gptq/accelerated_gptq_test.cc tests their combination.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 namespace moesaic::kernels {
 namespace {
 
-static_assert(kDeviceBlockColumns == cuda::kBlockColumns && kDeviceBlockRows == cuda::kBlockRows);
+static_assert(kGptqBlockColumns == cuda::kBlockColumns && kGptqBlockRows == cuda::kBlockRows);
 
 // Launches a kernel with one thread for each of `count` elements.
 Status ForEach(GptqAccelerator& device, DeviceKernel kernel, int64_t count, const void* arguments) {

@@ -1,7 +1,7 @@
 #include "quantizer/gptq/gptq_stage.h"
 
 #include "kernels/exec_context.h"
-#include "quantizer/gptq/device_gptq.h"
+#include "quantizer/gptq/accelerated_gptq.h"
 #include "quantizer/io/work_plan.h"
 
 namespace moesaic::quantizer {
@@ -39,7 +39,7 @@ StatusOr<std::unique_ptr<GptqStage>> MakeGptqStage(kernels::GptqAccelerator* dev
                                                    std::span<const Precision> roundings,
                                                    const CalibrationLimits& limits) {
   if (device == nullptr) return std::make_unique<HostGptq>();
-  std::vector<DeviceGptq::Shape> shapes;
+  std::vector<AcceleratedGptq::Shape> shapes;
   for (const ModelItem& item : items) {
     if (!item.roundable || !IsWalked(item, spec)) continue;
     const int64_t rows = std::min(SlabRows(item, limits.slab_values), item.shape[0]);
@@ -47,7 +47,7 @@ StatusOr<std::unique_ptr<GptqStage>> MakeGptqStage(kernels::GptqAccelerator* dev
       shapes.push_back({precision.grid(), static_cast<int>(rows), static_cast<int>(item.shape[1])});
     }
   }
-  return DeviceGptq::Create(*device, shapes);
+  return AcceleratedGptq::Create(*device, shapes);
 }
 
 }  // namespace moesaic::quantizer

@@ -11,7 +11,7 @@
 
 namespace moesaic::quantizer {
 
-class DeviceGptq final : public GptqStage {
+class AcceleratedGptq final : public GptqStage {
  public:
   /// Shape of the rows that are rounded at once.
   struct Shape {
@@ -55,7 +55,7 @@ class DeviceGptq final : public GptqStage {
   };
   using Sizes = std::array<int64_t, kBufferKinds>;
 
-  explicit DeviceGptq(kernels::GptqAccelerator& device) : device_(device) {}
+  explicit AcceleratedGptq(kernels::GptqAccelerator& device) : device_(device) {}
   static StatusOr<Sizes> SizesOf(kernels::GptqAccelerator& device, const Shape& shape);
   // Fails for shapes that need more memory than Create allocated.
   Status CheckFits(const Shape& shape) const;

@@ -1,4 +1,4 @@
-#include "quantizer/gptq/device_gptq.h"
+#include "quantizer/gptq/accelerated_gptq.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace moesaic::quantizer {
 namespace {
 
-using kernels::kDeviceBlockRows;
+using kernels::kGptqBlockRows;
 
 constexpr int kStageBlock = kFactorBlock;
 constexpr int kLossRows = 2 * kOfNearestRows;
@@ -27,7 +27,7 @@ constexpr int64_t kLibraryBytes = int64_t{512} << 20;
 // Grid of shapes without rows, which have no scales.
 constexpr Grid kAnyGrid{GridKind::kInt8Channel, 0};
 
-static_assert(kStageBlock == kernels::kDeviceBlockColumns);
+static_assert(kStageBlock == kernels::kGptqBlockColumns);
 
 int PaddedRows(int k) { return base::RoundUp(k, kStageBlock); }
 
@@ -50,9 +50,10 @@ class Scratch {
 
 }  // namespace
 
-StatusOr<DeviceGptq::Sizes> DeviceGptq::SizesOf(kernels::GptqAccelerator& device, const Shape& shape) {
+StatusOr<AcceleratedGptq::Sizes> AcceleratedGptq::SizesOf(kernels::GptqAccelerator& device,
+                                                          const Shape& shape) {
   constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
-  const int64_t k = shape.k, padded = PaddedRows(shape.k), rows = base::RoundUp(shape.n, kDeviceBlockRows);
+  const int64_t k = shape.k, padded = PaddedRows(shape.k), rows = base::RoundUp(shape.n, kGptqBlockRows);
   if (padded > kernels::kMaxCholesky) {
     return Unimplemented(
         "a linear of {} inputs is too wide for {}, whose library factors up to {}; omit --device", k,
@@ -76,8 +77,8 @@ StatusOr<DeviceGptq::Sizes> DeviceGptq::SizesOf(kernels::GptqAccelerator& device
   return sizes;
 }
 
-StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::GptqAccelerator& device,
-                                                        std::span<const Shape> shapes) {
+StatusOr<std::unique_ptr<GptqStage>> AcceleratedGptq::Create(kernels::GptqAccelerator& device,
+                                                             std::span<const Shape> shapes) {
   Sizes most = {};
   for (const Shape& shape : shapes) {
     ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(device, shape));
@@ -91,7 +92,7 @@ StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::GptqAccelerator
         "omit --device; {} bytes are free",
         device.info().name, needed, kLibraryBytes, free);
   }
-  std::unique_ptr<DeviceGptq> stage(new DeviceGptq(device));
+  std::unique_ptr<AcceleratedGptq> stage(new AcceleratedGptq(device));
   stage->bytes_ = most;
   for (int kind = 0; kind < kBufferKinds; ++kind) {
     if (most[kind] == 0) continue;
@@ -100,7 +101,7 @@ StatusOr<std::unique_ptr<GptqStage>> DeviceGptq::Create(kernels::GptqAccelerator
   return stage;
 }
 
-Status DeviceGptq::CheckFits(const Shape& shape) const {
+Status AcceleratedGptq::CheckFits(const Shape& shape) const {
   ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(device_, shape));
   for (int kind = 0; kind < kBufferKinds; ++kind) {
     if (sizes[kind] > bytes_[kind]) {
@@ -112,7 +113,7 @@ Status DeviceGptq::CheckFits(const Shape& shape) const {
   return OkStatus();
 }
 
-Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const TokenRows& tokens) {
+Status AcceleratedGptq::AddTokens(const kernels::ExecContext& ctx, int k, const TokenRows& tokens) {
   const int padded = PaddedRows(k);
   // Products are split as on the CPU, so that bits do not depend on the number of tokens per call.
   for (int first = 0; first < tokens.count; first += kProductTokens) {
@@ -149,7 +150,8 @@ Status DeviceGptq::AddTokens(const kernels::ExecContext& ctx, int k, const Token
   return OkStatus();
 }
 
-Status DeviceGptq::SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs, int64_t* seen) {
+Status AcceleratedGptq::SumUp(const kernels::ExecContext& ctx, int k, const InputSource& inputs,
+                              int64_t* seen) {
   const int64_t padded = PaddedRows(k);
   RETURN_IF_ERROR(CheckFits({kAnyGrid, 0, k}));
   RETURN_IF_ERROR(device_.Zero(at<void>(kSums), padded * padded * int64_t{sizeof(float)}));
@@ -162,7 +164,7 @@ Status DeviceGptq::SumUp(const kernels::ExecContext& ctx, int k, const InputSour
   return failed;
 }
 
-Status DeviceGptq::Gather(const kernels::ExecContext& ctx, const InputSource& inputs, Hessian* hessian) {
+Status AcceleratedGptq::Gather(const kernels::ExecContext& ctx, const InputSource& inputs, Hessian* hessian) {
   const int k = hessian->k(), padded = PaddedRows(k);
   int64_t seen = 0;
   RETURN_IF_ERROR(SumUp(ctx, k, inputs, &seen));
@@ -179,8 +181,8 @@ Status DeviceGptq::Gather(const kernels::ExecContext& ctx, const InputSource& in
   return OkStatus();
 }
 
-StatusOr<const HessianFactor*> DeviceGptq::Factor(const kernels::ExecContext& ctx, const Hessian& hessian,
-                                                  const FactorOptions& options) {
+StatusOr<const HessianFactor*> AcceleratedGptq::Factor(const kernels::ExecContext& ctx,
+                                                       const Hessian& hessian, const FactorOptions& options) {
   const int k = hessian.k(), padded = PaddedRows(k);
   RETURN_IF_ERROR(CheckFits({kAnyGrid, 0, k}));
   ASSIGN_OR_RETURN(const float mean,
@@ -206,8 +208,9 @@ StatusOr<const HessianFactor*> DeviceGptq::Factor(const kernels::ExecContext& ct
   return &factor_;
 }
 
-StatusOr<Factorizer::FromInputs> DeviceGptq::Factor(const kernels::ExecContext& ctx, int k,
-                                                    const InputSource& inputs, const FactorOptions& options) {
+StatusOr<Factorizer::FromInputs> AcceleratedGptq::Factor(const kernels::ExecContext& ctx, int k,
+                                                         const InputSource& inputs,
+                                                         const FactorOptions& options) {
   Factorizer::FromInputs result;
   RETURN_IF_ERROR(SumUp(ctx, k, inputs, &result.tokens));
   RETURN_IF_ERROR(kernels::CopyDiagonal(device_, at<float>(kSums), k, PaddedRows(k), at<float>(kDiagonal)));
@@ -222,13 +225,13 @@ StatusOr<Factorizer::FromInputs> DeviceGptq::Factor(const kernels::ExecContext& 
   return result;
 }
 
-Status DeviceGptq::FactorSums(int64_t tokens, float mean, const FactorOptions& options) {
+Status AcceleratedGptq::FactorSums(int64_t tokens, float mean, const FactorOptions& options) {
   RETURN_IF_ERROR(Upload(kOrder, factor_.order.data(), factor_.k * int64_t{sizeof(int)}));
   return FactorDamped(
       options, mean, [&](float added) { return Attempt(tokens, added, options); }, &factor_);
 }
 
-StatusOr<bool> DeviceGptq::Attempt(int64_t tokens, float added, const FactorOptions& options) {
+StatusOr<bool> AcceleratedGptq::Attempt(int64_t tokens, float added, const FactorOptions& options) {
   if (options.watch) RETURN_IF_ERROR(options.watch());
   const int64_t size = factor_.k_padded;
   RETURN_IF_ERROR(kernels::OrderMatrix(device_, {.sums = at<float>(kSums),
@@ -252,14 +255,14 @@ StatusOr<bool> DeviceGptq::Attempt(int64_t tokens, float added, const FactorOpti
   return std::ranges::all_of(diagonal, [](float root) { return root > 0 && std::isfinite(root); });
 }
 
-StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, const Grid& grid,
-                                            const float* rows, int n, int k, const HessianFactor& factor,
-                                            const ScaleSearch& search, GptqReport* report) {
+StatusOr<QuantizedMatrix> AcceleratedGptq::Round(const kernels::ExecContext& ctx, const Grid& grid,
+                                                 const float* rows, int n, int k, const HessianFactor& factor,
+                                                 const ScaleSearch& search, GptqReport* report) {
   MOESAIC_CHECK(&factor == &factor_ && factor.k == k);
   RETURN_IF_ERROR(CheckFits({grid, n, k}));
   ASSIGN_OR_RETURN(QuantizedMatrix result, ChooseScales(ctx, grid, rows, n, k, search));
   result.codes.resize(static_cast<size_t>(n) * k);
-  const int padded = base::RoundUp(n, kDeviceBlockRows);
+  const int padded = base::RoundUp(n, kGptqBlockRows);
   {
     const std::vector<float> scales = ScalesByGroup(result, padded);
     RETURN_IF_ERROR(Upload(kScales, scales.data(), std::ssize(scales) * int64_t{sizeof(float)}));
@@ -314,8 +317,8 @@ StatusOr<QuantizedMatrix> DeviceGptq::Round(const kernels::ExecContext& ctx, con
 }
 
 // Returns the sum of squares of e R for each of `count` rows e [k] by input.
-StatusOr<std::vector<double>> DeviceGptq::RowLosses(const kernels::ExecContext& ctx, const float* errors,
-                                                    int count) {
+StatusOr<std::vector<double>> AcceleratedGptq::RowLosses(const kernels::ExecContext& ctx, const float* errors,
+                                                         int count) {
   MOESAIC_CHECK_LE(count, kLossRows);
   const int k = factor_.k, padded = factor_.k_padded;
   Scratch scratch(ctx);

@@ -1,6 +1,6 @@
 // Compares GPTQ's stage on a device with the CPU's: on the stand-in for a card
 // (kernels/cuda/test_accelerator.h), and on a card if there is one.
-#include "quantizer/gptq/device_gptq.h"
+#include "quantizer/gptq/accelerated_gptq.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,9 +31,9 @@ InputSource Whole(const std::vector<float>& x, int k) {
 }
 
 std::unique_ptr<GptqStage> StageOf(GptqAccelerator& device, int n, int k) {
-  std::vector<DeviceGptq::Shape> shapes;
+  std::vector<AcceleratedGptq::Shape> shapes;
   for (const Grid& grid : kGrids) shapes.push_back({grid, n, k});
-  return *DeviceGptq::Create(device, shapes);
+  return *AcceleratedGptq::Create(device, shapes);
 }
 
 // Two f32 sums of the same products differ by at most tokens x 2^-24 of the products' magnitudes. These add
@@ -93,19 +93,19 @@ void ExpectGptqOn(GptqAccelerator& device) {
   }
 }
 
-TEST(DeviceGptq, RoundsLikeTheCpu) {
+TEST(AcceleratedGptq, RoundsLikeTheCpu) {
   TestAccelerator device;
   ExpectGptqOn(device);
 }
 
-TEST(DeviceGptq, RoundsLikeTheCpuOnACard) {
+TEST(AcceleratedGptq, RoundsLikeTheCpuOnACard) {
   const auto card = kernels::OpenGptqAccelerator("cuda");
   if (!card.ok()) GTEST_SKIP() << "no CUDA device: " << card.status();
   ExpectGptqOn(**card);
 }
 
 // bf16 inputs are used directly, and the split of tokens between calls changes no bit.
-TEST(DeviceGptq, GathersTheSumsOfTheCpu) {
+TEST(AcceleratedGptq, GathersTheSumsOfTheCpu) {
   TestAccelerator device;
   const TestContext threads(3);
   const int k = 203, tokens = 1030;
@@ -154,7 +154,7 @@ TEST(DeviceGptq, GathersTheSumsOfTheCpu) {
 
 // Factoring a Hessian and factoring inputs directly, in memory that larger ones have used, give the same
 // bits.
-TEST(DeviceGptq, FactorOfInputsEqualsThatOfTheirHessian) {
+TEST(AcceleratedGptq, FactorOfInputsEqualsThatOfTheirHessian) {
   TestAccelerator device;
   const TestContext threads(2);
   const auto stage = StageOf(device, 40, 700);
@@ -184,7 +184,7 @@ TEST(DeviceGptq, FactorOfInputsEqualsThatOfTheirHessian) {
   }
 }
 
-TEST(DeviceGptq, DeadInputsKeepTheirNearestCodes) {
+TEST(AcceleratedGptq, DeadInputsKeepTheirNearestCodes) {
   TestAccelerator device;
   const TestContext threads(2);
   const int n = 20, k = 192;
@@ -206,7 +206,7 @@ TEST(DeviceGptq, DeadInputsKeepTheirNearestCodes) {
   }
 }
 
-TEST(DeviceGptq, RejectsInputsWithoutInformation) {
+TEST(AcceleratedGptq, RejectsInputsWithoutInformation) {
   TestAccelerator device;
   const TestContext threads(1);
   const int k = 64;
@@ -225,12 +225,12 @@ TEST(DeviceGptq, RejectsInputsWithoutInformation) {
   EXPECT_EQ(stage->Factor(threads.ctx, k, Whole(two, k), stopped).status().code(), StatusCode::kCancelled);
 }
 
-TEST(DeviceGptq, AllocatesAllMemoryAtOnceAndFailsIfThereIsTooLittle) {
-  const DeviceGptq::Shape shapes[] = {{{GridKind::kInt4Group, 32}, 70, 256},
-                                      {{GridKind::kNvfp4, 16}, 300, 128}};
+TEST(AcceleratedGptq, AllocatesAllMemoryAtOnceAndFailsIfThereIsTooLittle) {
+  const AcceleratedGptq::Shape shapes[] = {{{GridKind::kInt4Group, 32}, 70, 256},
+                                           {{GridKind::kNvfp4, 16}, 300, 128}};
   TestAccelerator device;
   {
-    const auto stage = DeviceGptq::Create(device, shapes);
+    const auto stage = AcceleratedGptq::Create(device, shapes);
     ASSERT_TRUE(stage.ok()) << stage.status();
     const int64_t taken = device.peak_bytes();
     const TestContext threads(2);
@@ -243,18 +243,18 @@ TEST(DeviceGptq, AllocatesAllMemoryAtOnceAndFailsIfThereIsTooLittle) {
     EXPECT_EQ(device.peak_bytes(), taken);
   }
   TestAccelerator small("small", device.peak_bytes());  // leaves no memory for libraries
-  const Status refused = DeviceGptq::Create(small, shapes).status();
+  const Status refused = AcceleratedGptq::Create(small, shapes).status();
   EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(refused), HasSubstr(fmt::format("needs {} bytes", device.peak_bytes())));
   EXPECT_EQ(small.peak_bytes(), 0);
 }
 
-TEST(DeviceGptq, RejectsMatricesWithoutAllocatedMemory) {
+TEST(AcceleratedGptq, RejectsMatricesWithoutAllocatedMemory) {
   TestAccelerator device;
   const TestContext threads(1);
   const Grid grid{GridKind::kInt8Channel, 0};
-  const DeviceGptq::Shape shapes[] = {{grid, 20, 128}};
-  const auto stage = *DeviceGptq::Create(device, shapes);
+  const AcceleratedGptq::Shape shapes[] = {{grid, 20, 128}};
+  const auto stage = *AcceleratedGptq::Create(device, shapes);
   const std::vector<float> x = TestTokens(200, 129, 1, 3), narrow = TestTokens(200, 128, 1, 3);
   auto hessian = *Hessian::Create(129);
   EXPECT_EQ(stage->Gather(threads.ctx, Whole(x, 129), &hessian).code(), StatusCode::kInternal);
@@ -273,12 +273,12 @@ TEST(DeviceGptq, RejectsMatricesWithoutAllocatedMemory) {
   EXPECT_EQ(round({GridKind::kNvfp4, 16}, 20).code(), StatusCode::kInternal);  // needs more scales
 }
 
-TEST(DeviceGptq, RejectsLinearsTooWideForTheLibrary) {
+TEST(AcceleratedGptq, RejectsLinearsTooWideForTheLibrary) {
   TestAccelerator device;
-  const DeviceGptq::Shape widest[] = {{{GridKind::kInt8Channel, 0}, 64, 46336}};
-  EXPECT_EQ(DeviceGptq::Create(device, widest).status().code(), StatusCode::kResourceExhausted);
-  const DeviceGptq::Shape wider[] = {{{GridKind::kInt8Channel, 0}, 64, 53248}};
-  const Status refused = DeviceGptq::Create(device, wider).status();
+  const AcceleratedGptq::Shape widest[] = {{{GridKind::kInt8Channel, 0}, 64, 46336}};
+  EXPECT_EQ(AcceleratedGptq::Create(device, widest).status().code(), StatusCode::kResourceExhausted);
+  const AcceleratedGptq::Shape wider[] = {{{GridKind::kInt8Channel, 0}, 64, 53248}};
+  const Status refused = AcceleratedGptq::Create(device, wider).status();
   EXPECT_EQ(refused.code(), StatusCode::kUnimplemented);
   EXPECT_THAT(Message(refused), testing::AllOf(HasSubstr("53248 inputs"), HasSubstr("46336")));
 }

@@ -1,6 +1,6 @@
 // Replays a recorded trace of block names against the radix tree and prints the hit rate of each policy. The
 // ceiling is the hit rate of an unlimited cache; Belady's rule evicts the block whose next use is farthest,
-// at the ends of prefixes. Columns after "cost" are the cost-aware policy with hints of clients (Telling):
+// at the ends of prefixes. Columns after "cost" are the cost-aware policy with hints of clients (HintDetail):
 // exact, with errors in the time ("when~"), and with half of the clients giving no hint or (mixed) kWhether
 // only. A trace is JSON lines with "hash_ids": equal ids are equal blocks with equal prefixes (Mooncake's
 // format).
@@ -67,14 +67,14 @@ std::vector<std::vector<int>> NextUses(const Trace& trace) {
 }
 
 // Amount of information in clients' hints about later requests.
-enum class Telling { kNothing, kWhether, kHowMuch, kAndWhen };
+enum class HintDetail { kNothing, kWhether, kHowMuch, kAndWhen };
 
 // Returns the hints of clients that know later requests. kWhether: whether any new block of the request is
 // used again. kHowMuch: up to which block it is. kAndWhen: also that block's next use in requests, times
 // e^(spread x a normal number). A client gives this hint with probability `share`; others give kNothing or
 // kWhether.
-std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, double spread = 0,
-                                        double share = 1, Telling others = Telling::kNothing) {
+std::vector<cache::SessionHint> HintsOf(const Trace& trace, HintDetail detail, double spread = 0,
+                                        double share = 1, HintDetail others = HintDetail::kNothing) {
   const std::vector<std::vector<int>> next = NextUses(trace);
   std::unordered_set<int32_t> seen;
   std::mt19937 random(1);
@@ -90,15 +90,15 @@ std::vector<cache::SessionHint> HintsOf(const Trace& trace, Telling telling, dou
       if (used) blocks = k + 1;
     }
     const double error = std::exp(spread * normal(random));
-    const bool tells = std::generate_canonical<double, 32>(random) < share;
-    if (!tells && others == Telling::kNothing) continue;
+    const bool gives_detail = std::generate_canonical<double, 32>(random) < share;
+    if (!gives_detail && others == HintDetail::kNothing) continue;
     hint.session = cache::Session::kContinues;
-    if (!tells || telling == Telling::kWhether) {
+    if (!gives_detail || detail == HintDetail::kWhether) {
       if (!again) hint.session = cache::Session::kEnds;
       continue;
     }
     hint.tokens = static_cast<int64_t>(blocks) * tensor::kKvBlockTokens;
-    if (telling == Telling::kHowMuch || blocks == 0) continue;
+    if (detail == HintDetail::kHowMuch || blocks == 0) continue;
     const auto now = static_cast<double>(i + 1);  // RadixTree::now during that request
     hint.returns_at = now + error * (next[i][blocks - 1] + 1 - now);
   }
@@ -206,14 +206,14 @@ void Play(const std::string& path, const std::vector<double>& shares) {
   const struct {
     const char* name;
     std::vector<cache::SessionHint> hints;
-  } told[] = {{"whether", HintsOf(trace, Telling::kWhether)},
-              {"how much", HintsOf(trace, Telling::kHowMuch)},
-              {"and when", HintsOf(trace, Telling::kAndWhen)},
-              {"when~", HintsOf(trace, Telling::kAndWhen, kSpread)},
-              {"half tell", HintsOf(trace, Telling::kAndWhen, kSpread, 0.5)},
-              {"mixed", HintsOf(trace, Telling::kAndWhen, kSpread, 0.5, Telling::kWhether)}};
+  } hint_sets[] = {{"whether", HintsOf(trace, HintDetail::kWhether)},
+                   {"how much", HintsOf(trace, HintDetail::kHowMuch)},
+                   {"and when", HintsOf(trace, HintDetail::kAndWhen)},
+                   {"when~", HintsOf(trace, HintDetail::kAndWhen, kSpread)},
+                   {"half hint", HintsOf(trace, HintDetail::kAndWhen, kSpread, 0.5)},
+                   {"mixed", HintsOf(trace, HintDetail::kAndWhen, kSpread, 0.5, HintDetail::kWhether)}};
   fmt::print("{:>9} {:>8} {:>8} {:>8}", "cache", "blocks", "lru", "cost");
-  for (const auto& hints : told) fmt::print(" {:>9}", hints.name);
+  for (const auto& hints : hint_sets) fmt::print(" {:>9}", hints.name);
   fmt::print(" {:>8} {:>9} {:>12}\n", "belady", "cost/lru", "cost/belady");
   for (const double share : shares) {
     const int room = std::max(1, static_cast<int>(share * static_cast<double>(names.size())));
@@ -221,7 +221,7 @@ void Play(const std::string& path, const std::vector<double>& shares) {
     const auto cost =
         static_cast<double>(TreeHits(trace, room, cache::MakeCostAwarePolicy(kAttentionTokens, room)));
     fmt::print("{:>8.0f}% {:>8} {:>8.4f} {:>8.4f}", share * 100, room, lru / all, cost / all);
-    for (const auto& hints : told) {
+    for (const auto& hints : hint_sets) {
       const auto hits = static_cast<double>(
           TreeHits(trace, room, cache::MakeCostAwarePolicy(kAttentionTokens, room), hints.hints));
       fmt::print(" {:>9.4f}", hits / all);

@@ -8,10 +8,10 @@
 namespace moesaic::app {
 namespace {
 
-std::string Told(const Conversation& conversation) {
-  std::string told;
-  for (const auto& message : conversation.messages()) told += message.role[0] + message.content + " ";
-  return told;
+std::string Transcript(const Conversation& conversation) {
+  std::string transcript;
+  for (const auto& message : conversation.messages()) transcript += message.role[0] + message.content + " ";
+  return transcript;
 }
 
 Conversation Sample() {
@@ -27,12 +27,12 @@ TEST(ConversationTest, DropsTurnsFromEitherEnd) {
   Conversation conversation = Sample();
   EXPECT_TRUE(conversation.DropAnswer());
   EXPECT_FALSE(conversation.DropAnswer());
-  EXPECT_EQ(Told(conversation), "u1 aone u2 ");
+  EXPECT_EQ(Transcript(conversation), "u1 aone u2 ");
   EXPECT_TRUE(conversation.DropOldest());
-  EXPECT_EQ(Told(conversation), "u2 ");
+  EXPECT_EQ(Transcript(conversation), "u2 ");
   EXPECT_FALSE(conversation.DropOldest());
   conversation.DropQuestion();
-  EXPECT_EQ(Told(conversation), "");
+  EXPECT_EQ(Transcript(conversation), "");
 }
 
 TEST(ConversationTest, SavesAndLoads) {
@@ -40,7 +40,7 @@ TEST(ConversationTest, SavesAndLoads) {
   ASSERT_TRUE(Sample().Save(path).ok());
   Conversation loaded("");
   ASSERT_TRUE(loaded.Load(path).ok());
-  EXPECT_EQ(Told(loaded), Told(Sample()));
+  EXPECT_EQ(Transcript(loaded), Transcript(Sample()));
   EXPECT_EQ(loaded.system(), "be brief");
   std::filesystem::remove(path);
 }
@@ -51,7 +51,7 @@ TEST(ConversationTest, LoadingAFaultyFileChangesNothing) {
     std::ofstream(path) << text;
     Conversation conversation = Sample();
     EXPECT_FALSE(conversation.Load(path).ok()) << text;
-    EXPECT_EQ(Told(conversation), Told(Sample()));
+    EXPECT_EQ(Transcript(conversation), Transcript(Sample()));
   }
   std::filesystem::remove(path);
 }

@@ -13,19 +13,20 @@ namespace {
 
 using engine::FakeModel;
 
-std::string Told(const std::vector<Window>& windows) {
-  std::string told;
-  for (const Window& w : windows) told += fmt::format("[{},{}) from {}; ", w.begin, w.end, w.first_scored);
-  return told;
+std::string DescribeWindows(const std::vector<Window>& windows) {
+  std::string text;
+  for (const Window& w : windows) text += fmt::format("[{},{}) from {}; ", w.begin, w.end, w.first_scored);
+  return text;
 }
 
 TEST(WindowsTest, ScoreEachTokenOnceAfterAnotherToken) {
-  EXPECT_EQ(Told(WindowsOf(10, 4, 4)), "[0,4) from 1; [4,8) from 5; [8,10) from 9; ");
-  EXPECT_EQ(Told(WindowsOf(10, 4, 2)), "[0,4) from 1; [2,6) from 4; [4,8) from 6; [6,10) from 8; ");
-  EXPECT_EQ(Told(WindowsOf(3, 100, 100)), "[0,3) from 1; ");
-  EXPECT_EQ(Told(WindowsOf(9, 4, 4)),
+  EXPECT_EQ(DescribeWindows(WindowsOf(10, 4, 4)), "[0,4) from 1; [4,8) from 5; [8,10) from 9; ");
+  EXPECT_EQ(DescribeWindows(WindowsOf(10, 4, 2)),
+            "[0,4) from 1; [2,6) from 4; [4,8) from 6; [6,10) from 8; ");
+  EXPECT_EQ(DescribeWindows(WindowsOf(3, 100, 100)), "[0,3) from 1; ");
+  EXPECT_EQ(DescribeWindows(WindowsOf(9, 4, 4)),
             "[0,4) from 1; [4,8) from 5; ");  // a single token has no predecessor
-  EXPECT_EQ(Told(WindowsOf(2, 2, 1)), "[0,2) from 1; ");
+  EXPECT_EQ(DescribeWindows(WindowsOf(2, 2, 1)), "[0,2) from 1; ");
 }
 
 TEST(AverageTest, ReturnsMeanAndStandardError) {

@@ -591,18 +591,18 @@ TEST_F(DiskStoreTest, SurvivesBeingKilled) {
     const pid_t child = fork();
     if (child == 0) {
       auto tier = Open(kBudget);
-      bool told = false;
+      bool reported = false;
       for (int i = round * 7;; ++i) {
         StoreSome(*tier, i % 2 == 0 ? "a" : "b", path_of(i));
         if (i % 4 == 3) tier->Wait(std::chrono::milliseconds(1));
         tier->Poll();
-        if (told || tier->stats().written_blocks < enough) continue;
-        told = write(ready[1], "x", 1) == 1;
+        if (reported || tier->stats().written_blocks < enough) continue;
+        reported = write(ready[1], "x", 1) == 1;
       }
     }
     close(ready[1]);
-    char told = 0;
-    EXPECT_EQ(read(ready[0], &told, 1), 1);
+    char signal = 0;
+    EXPECT_EQ(read(ready[0], &signal, 1), 1);
     close(ready[0]);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
     kill(child, SIGKILL);

@@ -116,13 +116,13 @@ class HintedTreeTest : public testing::Test {
     tree_.Touch(blocks, hint);
   }
   // Evicts `count` blocks and returns their letters in order.
-  std::string Gone(int count) {
-    std::string gone;
-    tree_.SetEvictionCallback([&](int32_t block) { gone += static_cast<char>(tree_.TokensOf(block)[0]); });
+  std::string Evicted(int count) {
+    std::string letters;
+    tree_.SetEvictionCallback([&](int32_t block) { letters += static_cast<char>(tree_.TokensOf(block)[0]); });
     EXPECT_EQ(tree_.Evict(count), count);
     tree_.SetEvictionCallback(nullptr);
     tree_.CheckStructure();
-    return gone;
+    return letters;
   }
 
   std::unique_ptr<BlockPool> pool_ = std::make_unique<BlockPool>(32);
@@ -133,29 +133,29 @@ TEST_F(HintedTreeTest, EvictsTheLatestPredictedReturnFirst) {
   Serve("a", Returns(10));
   Serve("b", Returns(30));
   Serve("c", Returns(20));
-  EXPECT_EQ(Gone(3), "bca");
+  EXPECT_EQ(Evicted(3), "bca");
 }
 
 TEST_F(HintedTreeTest, ComparesTimeUntilReturnWithAge) {
   Serve("a");
   for (const char* other : {"x", "y", "z"}) Serve(other, Returns(100));
   Serve("b", Returns(11));  // The time is 5: "b" returns in 6. "a" was used 4 ago, which counts as 8.
-  EXPECT_EQ(Gone(5), "zyxab");
+  EXPECT_EQ(Evicted(5), "zyxab");
 }
 
 TEST_F(HintedTreeTest, OverdueReturnsCountAsUsedAtTheirPredictedTime) {
   Serve("a", Returns(3));
   Serve("b");
   for (const char* other : {"c", "d", "e"}) Serve(other);
-  EXPECT_EQ(Gone(2), "ba");  // The time is 5: "b" was used 3 ago, and "a" was predicted to be used 2 ago.
+  EXPECT_EQ(Evicted(2), "ba");  // The time is 5: "b" was used 3 ago, and "a" was predicted to be used 2 ago.
 }
 
 TEST_F(HintedTreeTest, BlocksAfterTheReturningTokensAreEvictedFirst) {
   Serve("x");
   Serve("abcd", {.session = Session::kContinues, .tokens = kKvBlockTokens + 1});
-  EXPECT_EQ(Gone(4), "dcxb") << "a block is kept if the next request uses a part of it";
+  EXPECT_EQ(Evicted(4), "dcxb") << "a block is kept if the next request uses a part of it";
   Serve("pq", {.session = Session::kContinues, .tokens = 0});
-  EXPECT_EQ(Gone(3), "qpa");
+  EXPECT_EQ(Evicted(3), "qpa");
 }
 
 // The path of a block is its namespace and the blocks before it, in all runs. The eviction callback can read

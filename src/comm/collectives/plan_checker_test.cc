@@ -142,26 +142,26 @@ TEST(PlanCheckerTest, RejectsABarrierThatDoesNotWaitForARank) {
   EXPECT_THAT(FaultOf(plan), HasSubstr("leaves the barrier before rank 1"));
 }
 
-// Positions of all messages of a plan.
-struct Place {
+// Position of a message in a plan.
+struct MessagePosition {
   int rank = 0, stream = 0, round = 0, message = 0;
   bool is_send = false;
 };
-std::vector<Place> Places(const Plan& plan) {
-  std::vector<Place> places;
+std::vector<MessagePosition> MessagePositions(const Plan& plan) {
+  std::vector<MessagePosition> positions;
   for (int rank = 0; rank < plan.request.ranks; ++rank) {
     const std::vector<Stream>& streams = plan.ranks[rank].streams;
     for (int s = 0; s < static_cast<int>(streams.size()); ++s) {
       for (int r = 0; r < static_cast<int>(streams[s].rounds.size()); ++r) {
         const Round& round = streams[s].rounds[r];
         for (int m = 0; m < static_cast<int>(round.sends.size()); ++m)
-          places.push_back({rank, s, r, m, true});
+          positions.push_back({rank, s, r, m, true});
         for (int m = 0; m < static_cast<int>(round.receives.size()); ++m)
-          places.push_back({rank, s, r, m, false});
+          positions.push_back({rank, s, r, m, false});
       }
     }
   }
-  return places;
+  return positions;
 }
 
 enum class Mutation { kDrop, kDuplicate, kPeer, kOffset, kReduce };
@@ -177,16 +177,16 @@ TEST(PlanCheckerTest, RejectsMutantsOfValidPlans) {
     const std::vector<PlanShape> shapes = ShapesOf(collective, tree);
     const PlanRequest request = MakeRequest(collective, static_cast<int>(ranks.size()), 500, random() % 3);
     Plan plan = *BuildPlan(request, tree, shapes[random() % shapes.size()]);
-    const std::vector<Place> places = Places(plan);
-    if (places.empty()) continue;
-    const Place place = places[random() % places.size()];
-    Round& round = plan.ranks[place.rank].streams[place.stream].rounds[place.round];
-    std::vector<Message>& messages = place.is_send ? round.sends : round.receives;
-    Message& message = messages[place.message];
+    const std::vector<MessagePosition> positions = MessagePositions(plan);
+    if (positions.empty()) continue;
+    const MessagePosition position = positions[random() % positions.size()];
+    Round& round = plan.ranks[position.rank].streams[position.stream].rounds[position.round];
+    std::vector<Message>& messages = position.is_send ? round.sends : round.receives;
+    Message& message = messages[position.message];
     const auto mutation = static_cast<Mutation>(random() % 5);
     switch (mutation) {
       case Mutation::kDrop:
-        messages.erase(messages.begin() + place.message);
+        messages.erase(messages.begin() + position.message);
         break;
       case Mutation::kDuplicate:
         messages.push_back(Message(message));
@@ -199,15 +199,15 @@ TEST(PlanCheckerTest, RejectsMutantsOfValidPlans) {
         message.slice.offset += random() % 2 == 0 ? 1 : -1;
         break;
       case Mutation::kReduce:
-        if (message.slice.count == 0 || place.is_send) continue;
+        if (message.slice.count == 0 || position.is_send) continue;
         message.reduce = !message.reduce;
         break;
     }
     ++mutants;
     EXPECT_FALSE(CheckPlan(plan).ok())
         << Name(collective) << ", " << plan.algorithm << ", mutation " << static_cast<int>(mutation)
-        << ", rank " << place.rank << ", round " << place.round << (place.is_send ? ", send " : ", receive ")
-        << place.message;
+        << ", rank " << position.rank << ", round " << position.round
+        << (position.is_send ? ", send " : ", receive ") << position.message;
   }
   EXPECT_GT(mutants, 2000);
 }

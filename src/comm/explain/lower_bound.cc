@@ -100,8 +100,8 @@ class Demand {
 // Name without that of the root.
 std::string ShortName(const Group& group) { return group.name.substr(group.name.find('/') + 1); }
 
-// A part of a division of the ranks. `outside` parts are all ranks that are not in the group.
-struct Part {
+// Ranks of a group, or with `outside` all ranks that are not in it. A division of the ranks has several.
+struct RankSet {
   int group = 0;
   bool outside = false;
 };
@@ -189,7 +189,7 @@ class BoundSearch {
   // the group.
   void AddChildren(int g) {
     const Group& group = topology_.groups()[g];
-    std::vector<Part> parts;
+    std::vector<RankSet> parts;
     for (const int child : group.children) parts.push_back({child, false});
     const bool has_outside = group.ranks.size() < topology_.groups()[0].ranks.size();
     if (has_outside) parts.push_back({g, true});
@@ -222,28 +222,28 @@ class BoundSearch {
         next.insert(next.end(), children.begin(), children.end());
       }
       parts = std::move(next);
-      std::vector<Part> division;
+      std::vector<RankSet> division;
       for (const int part : parts) division.push_back({part, false});
       AddDivision(division, 0);
     }
   }
 
-  void AddDivision(const std::vector<Part>& parts, int group) {
+  void AddDivision(const std::vector<RankSet>& parts, int group) {
     const double bytes = demand_.Total(parts.size());
     if (parts.size() < 2 || bytes == 0) return;
     double all = 0, latency = std::numeric_limits<double>::infinity();
-    for (const Part& part : parts) {
+    for (const RankSet& part : parts) {
       all += Capacity(part.group);
       latency = std::min(latency, topology_.PortLatency(part.group));
     }
     Inside inside = {latency, std::numeric_limits<double>::infinity()};
-    for (const Part& part : parts) {
+    for (const RankSet& part : parts) {
       const Inside own = part.outside ? Inside{0, 1} : InsideOf(part.group);
       inside = {std::min(inside.latency, own.latency), std::min(inside.children, own.children)};
     }
     // A port cannot carry more than the others together, since each message passes two of them.
     double usable = 0;
-    for (const Part& part : parts) usable += std::min(Capacity(part.group), all - Capacity(part.group));
+    for (const RankSet& part : parts) usable += std::min(Capacity(part.group), all - Capacity(part.group));
     const bool both_ways = demand_.collective() == Collective::kAllReduce;
     Wait wait = WithSums(latency, inside, both_ways, 2 * bytes / usable);
     if (both_ways && wait.latency + wait.transfer < 2 * latency) {

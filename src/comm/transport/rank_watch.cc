@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kAskPeriod{250};
+constexpr std::chrono::milliseconds kProbePeriod{250};
 // A process that waits for a processor is silent for a moment.
 constexpr std::chrono::milliseconds kSilence{1200};
 
@@ -47,7 +47,7 @@ StatusOr<std::unique_ptr<RankWatch>> RankWatch::Start(int rank, std::vector<Sock
   std::unique_ptr<RankWatch> watch(new RankWatch(std::move(connections), std::move(report)));
   RankWatch* const self = watch.get();
   try {
-    self->thread_ = std::thread([self, rank] { rank == 0 ? self->Ask() : self->Answer(); });
+    self->thread_ = std::thread([self, rank] { rank == 0 ? self->ProbeRanks() : self->AnswerProbes(); });
   } catch (const std::system_error& error) {
     return ResourceExhausted("rank {}: can't start the thread that answers rank 0: {}", rank, error.what());
   }
@@ -61,12 +61,12 @@ RankWatch::~RankWatch() {
   }
   end_.notify_all();
   for (const Socket& connection : connections_) {
-    if (connection.fd() >= 0) shutdown(connection.fd(), SHUT_RDWR);  // ends Answer()
+    if (connection.fd() >= 0) shutdown(connection.fd(), SHUT_RDWR);  // ends AnswerProbes()
   }
   if (thread_.joinable()) thread_.join();
 }
 
-void RankWatch::Ask() {
+void RankWatch::ProbeRanks() {
   struct Peer {
     bool open = false, silent = false;
     Clock::time_point heard = Clock::now();
@@ -75,9 +75,9 @@ void RankWatch::Ask() {
   for (size_t rank = 0; rank < peers.size(); ++rank) peers[rank].open = connections_[rank].fd() >= 0;
   Clock::time_point last = Clock::now();
   std::unique_lock lock(mutex_);
-  while (!end_.wait_for(lock, kAskPeriod, [this] { return ends_; })) {
+  while (!end_.wait_for(lock, kProbePeriod, [this] { return ends_; })) {
     const Clock::time_point now = Clock::now();
-    const Clock::duration late = now - std::exchange(last, now) - kAskPeriod;
+    const Clock::duration late = now - std::exchange(last, now) - kProbePeriod;
     for (size_t rank = 0; rank < peers.size(); ++rank) {
       Peer& peer = peers[rank];
       if (!peer.open) continue;
@@ -90,7 +90,7 @@ void RankWatch::Ask() {
         if (std::exchange(peer.silent, false)) report_(static_cast<int>(rank), 0);
         continue;
       }
-      peer.heard += late;  // time in which this thread did not ask is no silence
+      peer.heard += late;  // time in which this thread sent no probe is no silence
       const std::chrono::duration<double> silent = now - peer.heard;
       if (peer.silent || silent < kSilence) continue;
       peer.silent = true;
@@ -99,7 +99,7 @@ void RankWatch::Ask() {
   }
 }
 
-void RankWatch::Answer() {
+void RankWatch::AnswerProbes() {
   const Socket& rank0 = connections_.front();
   pollfd polled = {rank0.fd(), POLLIN, 0};
   for (;;) {

@@ -14,7 +14,7 @@
 
 namespace moesaic::comm {
 
-/// Rank 0 asks the other ranks four times a second and reports those that have not answered for 1.2 s. It
+/// Rank 0 probes the other ranks four times a second and reports those that have not answered for 1.2 s. It
 /// ends nothing. A process that has ended is not reported: transports notice it.
 class RankWatch {
  public:
@@ -29,8 +29,8 @@ class RankWatch {
  private:
   RankWatch(std::vector<Socket> connections, SilenceReport report)
       : connections_(std::move(connections)), report_(std::move(report)) {}
-  void Ask();
-  void Answer();
+  void ProbeRanks();    // on rank 0
+  void AnswerProbes();  // on the other ranks
 
   const std::vector<Socket> connections_;  // by rank
   const SilenceReport report_;

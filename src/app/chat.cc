@@ -59,7 +59,7 @@ class Chat {
     plain_ = color ? "\033[0m" : "";
   }
 
-  Status Ask(const std::string& question) {
+  Status AnswerQuestion(const std::string& question) {
     conversation_.Add("user", question);
     Status status = AnswerLast();
     if (!status.ok()) conversation_.DropQuestion();
@@ -86,7 +86,7 @@ class Chat {
       }
       if (message.find_first_not_of(" \t\n") == std::string::npos) continue;
       if (message == "/exit" || message == "/quit") return OkStatus();
-      Status status = message[0] == '/' ? Command(message) : Ask(message);
+      Status status = message[0] == '/' ? Command(message) : AnswerQuestion(message);
       interrupts = 0;
       if (Interrupted()) {  // interrupted an answer; the next Ctrl-C leaves
         if (LastSignal() != SIGINT) return Cancelled("interrupted");
@@ -215,7 +215,7 @@ Status RunChat(const ChatFlags& options) {
   RETURN_IF_ERROR(StartEngine(*session, options.model, {.max_sequences = 1, .eos_ids = text.eos_ids}));
   Chat chat(options, *session, text, sampling);
   if (options.prompt.empty()) return chat.Talk();
-  RETURN_IF_ERROR(chat.Ask(options.prompt));
+  RETURN_IF_ERROR(chat.AnswerQuestion(options.prompt));
   return Interrupted() ? Cancelled("interrupted") : OkStatus();
 }
 

@@ -462,7 +462,7 @@ const char* Connection::Activity() const {
 
 void Connection::ClientLeft() {
   if (const auto exchange = exchange_.lock(); exchange && phase_ == Phase::kAnswering && !ended_) {
-    exchange->Gone();
+    exchange->NotifyClientLeft();
   }
   Close();
 }

@@ -45,7 +45,7 @@ void Exchange::End() {
 void Exchange::OnClientLeft(std::function<void()> left) {
   {
     const std::lock_guard lock(mutex_);
-    if (!gone_) {
+    if (!client_left_) {
       left_ = std::move(left);
       return;
     }
@@ -53,12 +53,12 @@ void Exchange::OnClientLeft(std::function<void()> left) {
   left();
 }
 
-void Exchange::Gone() {
+void Exchange::NotifyClientLeft() {
   std::function<void()> left;
   {
     const std::lock_guard lock(mutex_);
-    if (gone_) return;
-    gone_ = true;
+    if (client_left_) return;
+    client_left_ = true;
     left = std::move(left_);
   }
   if (left) left();
@@ -66,7 +66,7 @@ void Exchange::Gone() {
 
 bool Exchange::client_left() {
   const std::lock_guard lock(mutex_);
-  return gone_;
+  return client_left_;
 }
 
 }  // namespace moesaic::server

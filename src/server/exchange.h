@@ -27,7 +27,7 @@ class Exchange final : public ResponseWriter {
   void OnClientLeft(std::function<void()> left) override;
 
   /// Reports that the client has left before the answer ended. Only the first call has an effect.
-  void Gone();
+  void NotifyClientLeft();
   /// Returns true if the client has left before the answer ended.
   bool client_left();
 
@@ -39,7 +39,7 @@ class Exchange final : public ResponseWriter {
   const uint64_t number_;
   std::mutex mutex_;
   std::function<void()> left_;
-  bool gone_ = false;
+  bool client_left_ = false;
 };
 
 }  // namespace moesaic::server

@@ -47,7 +47,7 @@ class EngineChecks::Check : public Exchange::Handler {
  public:
   Check(Gateway& gateway, const EngineSettings& engine, Nanos first)
       : gateway_(gateway), engine_(engine), timer_(gateway.timers()) {
-    timer_.At(first, [this] { Ask(); });
+    timer_.At(first, [this] { GetHealth(); });
   }
   ~Check() override { gateway_.DestroyLater(std::move(exchange_)); }
 
@@ -77,7 +77,7 @@ class EngineChecks::Check : public Exchange::Handler {
                       .idle = settings.health_timeout});
   }
 
-  void Ask() { Get(gateway_.settings().health_path); }
+  void GetHealth() { Get(gateway_.settings().health_path); }
 
   // Once for each start of the engine: the size of its block pool.
   void MetricsRead(bool good) {
@@ -91,7 +91,7 @@ class EngineChecks::Check : public Exchange::Handler {
 
   void Wait() {
     gateway_.DestroyLater(std::move(exchange_));
-    timer_.At(gateway_.now() + gateway_.settings().health_interval, [this] { Ask(); });
+    timer_.At(gateway_.now() + gateway_.settings().health_interval, [this] { GetHealth(); });
   }
 
   void Done(bool good) {

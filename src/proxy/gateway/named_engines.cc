@@ -19,14 +19,14 @@ constexpr Nanos kFailedLookupDelay = 2 * kSecond;
 
 NamedEngines::NamedEngines(Gateway& gateway, std::vector<EngineSettings> ranks, std::function<void()> changed)
     : gateway_(gateway), ranks_(std::move(ranks)), changed_(std::move(changed)), timer_(gateway.timers()) {
-  Ask();
+  StartLookup();
 }
 
 NamedEngines::~NamedEngines() {
   if (lookup_ != nullptr) gateway_.transport().CancelResolve(lookup_);
 }
 
-void NamedEngines::Ask() {
+void NamedEngines::StartLookup() {
   lookup_ = gateway_.transport().Resolve(name(), *this);
   if (lookup_ == nullptr) Fail("nginx has no resolver: name servers are set by 'resolver' in its http block");
 }
@@ -35,7 +35,7 @@ void NamedEngines::Fail(const std::string& fault) {
   gateway_.board().discovery_errors.fetch_add(1, std::memory_order_relaxed);
   if (!std::exchange(fault_reported_, true))
     gateway_.transport().Log(true, fmt::format("cannot look up '{}': {}; it is tried again", name(), fault));
-  timer_.At(gateway_.now() + kFailedLookupDelay, [this] { Ask(); });
+  timer_.At(gateway_.now() + kFailedLookupDelay, [this] { StartLookup(); });
 }
 
 void NamedEngines::OnAddresses(const Addresses& addresses) {
@@ -45,7 +45,7 @@ void NamedEngines::OnAddresses(const Addresses& addresses) {
     gateway_.transport().Log(false, fmt::format("the lookup of '{}' succeeds again", name()));
   // nginx answers from its cache until the second in which an answer expires has ended.
   timer_.At(gateway_.now() + std::clamp(addresses.valid + kSecond, kMinLookupDelay, kMaxLookupDelay),
-            [this] { Ask(); });
+            [this] { StartLookup(); });
   std::vector<std::string> found = addresses.sockaddrs;
   std::sort(found.begin(), found.end());
   if (engines_ && found == addresses_) return;

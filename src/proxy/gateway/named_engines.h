@@ -32,7 +32,7 @@ class NamedEngines : public Lookup {
   void OnLost(std::string_view what) override;
 
  private:
-  void Ask();
+  void StartLookup();
   void Fail(const std::string& fault);
 
   Gateway& gateway_;

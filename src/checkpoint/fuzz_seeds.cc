@@ -153,7 +153,7 @@ void WriteConfigs(const SeedCorpus& corpus) {
 bool WritePacked(const SeedCorpus& corpus) {
   const auto writer =
       PackedWriter::Create((corpus.Folder("packed_file_fuzzer") / "two").string(),
-                           {{"a", {{"k", 3}}, 64}, {"b", {{"k", 4}}, 70}}, {{"config.json", "{}"}});
+                           {{"a", R"({"k":3})", 64}, {"b", R"({"k":4})", 70}}, {{"config.json", "{}"}});
   const std::vector<std::byte> zeros(70);
   return writer.ok() && (*writer)->Append(0, std::span(zeros).first(64)).ok() &&
          (*writer)->Append(1, zeros).ok() && (*writer)->Finish().ok();

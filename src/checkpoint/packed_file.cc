@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "base/round.h"
@@ -35,7 +36,9 @@ StatusOr<std::string> MakeHeader(const std::vector<PackedRegion>& regions,
   info["version"] = has_layout ? kLayoutVersion : kFormatVersion;
   json layouts = json::array();
   for (const PackedRegion& region : regions) {
-    layouts.push_back({{"name", region.name}, {"bytes", region.bytes}, {"layout", region.layout}});
+    json layout = json::parse(region.layout, nullptr, /*allow_exceptions=*/false);
+    MOESAIC_CHECK(!layout.is_discarded());
+    layouts.push_back({{"name", region.name}, {"bytes", region.bytes}, {"layout", std::move(layout)}});
   }
   info["regions"] = layouts.dump();
   for (const auto& [key, value] : metadata) info[key] = value;
@@ -119,20 +122,20 @@ class MappedPackedFile : public PackedFile {
   const std::vector<PackedRegion>& regions() const override { return regions_; }
 
   StatusOr<std::span<const std::byte>> Region(const std::string& name) const override {
-    const auto found = places_.find(name);
-    if (found == places_.end()) return NotFound("{}: region {} is missing", path_, name);
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) return NotFound("{}: region {} is missing", path_, name);
     return found->second.bytes;
   }
 
   StatusOr<const PackedRegion*> Describe(const std::string& name) const override {
-    const auto found = places_.find(name);
-    if (found == places_.end()) return NotFound("{}: region {} is missing", path_, name);
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) return NotFound("{}: region {} is missing", path_, name);
     return &regions_[found->second.index];
   }
 
  private:
-  struct Place {
-    size_t index;
+  struct StoredRegion {
+    size_t index;  // in regions_
     std::span<const std::byte> bytes;
   };
 
@@ -165,7 +168,7 @@ class MappedPackedFile : public PackedFile {
       return DataLoss("{}: a region needs \"name\", \"bytes\" and \"layout\", found {}", path_,
                       ShownJson(item));
     }
-    PackedRegion region{item["name"].get<std::string>(), item["layout"], item["bytes"].get<int64_t>()};
+    PackedRegion region{item["name"].get<std::string>(), item["layout"].dump(), item["bytes"].get<int64_t>()};
     const auto found = stored.find(region.name);
     if (found == stored.end()) return DataLoss("{}: region {} is missing", path_, region.name);
     const std::span<const std::byte> bytes = found->second;
@@ -178,8 +181,8 @@ class MappedPackedFile : public PackedFile {
       return DataLoss("{}: region {} must begin at a multiple of {} bytes, found {}", path_, region.name,
                       kRegionAlignment, bytes.data() - start_);
     }
-    const Place place{regions_.size(), bytes.first(static_cast<size_t>(region.bytes))};
-    if (!places_.emplace(region.name, place).second) {
+    const StoredRegion mapped{regions_.size(), bytes.first(static_cast<size_t>(region.bytes))};
+    if (!by_name_.emplace(region.name, mapped).second) {
       return DataLoss("{}: region {} occurs twice in metadata \"regions\"", path_, region.name);
     }
     regions_.push_back(std::move(region));
@@ -191,7 +194,7 @@ class MappedPackedFile : public PackedFile {
   std::shared_ptr<const runtime::MappedFile> owner_;
   Safetensors safetensors_;
   std::vector<PackedRegion> regions_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, StoredRegion> by_name_;
 };
 
 // The regions of one rank.
@@ -204,7 +207,7 @@ class RankPart : public PackedFile {
       regions_.push_back(region);
       regions_.back().name.erase(0, prefix.size());
     }
-    for (const PackedRegion& region : regions_) places_[region.name] = &region;
+    for (const PackedRegion& region : regions_) by_name_[region.name] = &region;
   }
 
   const std::string& path() const override { return file_->path(); }
@@ -214,8 +217,8 @@ class RankPart : public PackedFile {
     return file_->Region(RankRegion(rank_, name));
   }
   StatusOr<const PackedRegion*> Describe(const std::string& name) const override {
-    const auto found = places_.find(name);
-    if (found == places_.end()) {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) {
       return NotFound("{}: region {} is missing", path(), RankRegion(rank_, name));
     }
     return found->second;
@@ -225,7 +228,7 @@ class RankPart : public PackedFile {
   std::shared_ptr<const PackedFile> file_;
   int rank_;
   std::vector<PackedRegion> regions_;
-  std::map<std::string, const PackedRegion*> places_;
+  std::map<std::string, const PackedRegion*> by_name_;
 };
 
 }  // namespace

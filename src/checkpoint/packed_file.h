@@ -3,10 +3,11 @@
 // docs/contracts/packed-file.md.
 #pragma once
 
+#include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -17,8 +18,8 @@ namespace moesaic::checkpoint {
 
 /// One region of a packed file: a packed matrix, a stack of experts or plain f32 values.
 struct PackedRegion {
-  std::string name;       // "model.layers.3.mlp.experts", "model.norm.weight"
-  nlohmann::json layout;  // format, n, k and other fields that models::Describe writes and parses
+  std::string name;    // "model.layers.3.mlp.experts", "model.norm.weight"
+  std::string layout;  // JSON: format, n, k and other fields that models::Describe writes
   int64_t bytes = 0;
 };
 

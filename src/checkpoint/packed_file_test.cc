@@ -22,12 +22,13 @@ std::vector<std::byte> Counting(size_t count) {
   return bytes;
 }
 
+constexpr char kNormLayout[] = R"({"format":"f32","values":32})";
+
 // Writes two regions; the second is appended in two pieces and its length is not a multiple of 64.
 Status WriteSample(const std::string& path) {
-  ASSIGN_OR_RETURN(
-      const auto writer,
-      PackedWriter::Create(path, {{"norm", {{"format", "f32"}, {"values", 32}}, 128}, {"w", {{"k", 3}}, 100}},
-                           {{"config.json", R"({"a": 1})"}, {"tokenizer.json", "{}"}}));
+  ASSIGN_OR_RETURN(const auto writer,
+                   PackedWriter::Create(path, {{"norm", kNormLayout, 128}, {"w", R"({"k":3})", 100}},
+                                        {{"config.json", R"({"a": 1})"}, {"tokenizer.json", "{}"}}));
   const auto bytes = Counting(128);
   RETURN_IF_ERROR(writer->Append(0, bytes));
   RETURN_IF_ERROR(writer->Append(1, std::span(bytes).first(60)));
@@ -44,7 +45,7 @@ TEST(PackedFile, ReadsBackWrittenRegions) {
   ASSERT_TRUE(file.ok()) << Message(file.status());
   EXPECT_EQ((*file)->regions().size(), 2U);
   EXPECT_EQ(*(*file)->Metadata("config.json"), R"({"a": 1})");
-  EXPECT_EQ((*(*file)->Describe("norm"))->layout["values"], 32);
+  EXPECT_EQ((*(*file)->Describe("norm"))->layout, kNormLayout);
   const auto w = *(*file)->Region("w");
   const auto bytes = Counting(100);
   ASSERT_EQ(w.size(), 100U);
@@ -72,7 +73,7 @@ TEST(PackedFile, AppearsOnlyWhenComplete) {
   const TestFolder folder;
   const std::string path = folder.Path("m.safetensors");
   {
-    const auto writer = PackedWriter::Create(path, {{"w", {{"k", 3}}, 100}}, {});
+    const auto writer = PackedWriter::Create(path, {{"w", R"({"k":3})", 100}}, {});
     ASSERT_TRUE(writer.ok());
     ASSERT_TRUE((*writer)->Append(0, Counting(50)).ok());
     EXPECT_FALSE(std::filesystem::exists(path));

@@ -227,23 +227,46 @@ Status RefuseRegion(const std::string& path, const RegionDecl& decl, const std::
   return DataLoss("{}: packed region {} must be {}, found {}", path, decl.name, expected, found);
 }
 
-// Returns the formats of the parts of `stored`, the region of `decl`.
-StatusOr<std::vector<PackedFormat>> StoredFormats(const RegionDecl& decl,
-                                                  const checkpoint::PackedRegion& stored,
+nlohmann::json ParseLayout(const checkpoint::PackedRegion& region) {
+  return nlohmann::json::parse(region.layout, nullptr, /*allow_exceptions=*/false);
+}
+
+nlohmann::json LayoutJson(const RegionPlan& region) {
+  nlohmann::json layout;
+  layout["format"] = tensor::PackedFormatName(region.format);
+  if (region.decl.is_vector()) {
+    layout["values"] = region.decl.values;
+    return layout;
+  }
+  layout["count"] = region.decl.count;
+  layout["stride"] = region.stride;
+  for (size_t p = 0; p < region.layouts.size(); ++p) {
+    layout["parts"].push_back(
+        {{"n", region.layouts[p].n}, {"k", region.layouts[p].k}, {"offset", region.offsets[p]}});
+    if (region.layouts[p].format != region.format) {
+      layout["parts"].back()["format"] = tensor::PackedFormatName(region.layouts[p].format);
+    }
+  }
+  if (!region.input_scales.empty()) layout["input_scales"] = region.input_scales;
+  return layout;
+}
+
+// Returns the formats of the parts of a region with this `layout`.
+StatusOr<std::vector<PackedFormat>> StoredFormats(const RegionDecl& decl, const nlohmann::json& layout,
                                                   const std::string& path) {
   auto refuse = [&](const std::string& expected, const std::string& found) {
     return RefuseRegion(path, decl, expected, found);
   };
-  const auto format_name = stored.layout.find("format");
-  if (format_name == stored.layout.end() || !format_name->is_string()) {
-    return refuse("described by a \"format\"", stored.layout.dump());
+  const auto format_name = layout.find("format");
+  if (format_name == layout.end() || !format_name->is_string()) {
+    return refuse("described by a \"format\"", layout.dump());
   }
   ASSIGN_OR_RETURN(const PackedFormat format, tensor::ParsePackedFormat(format_name->get<std::string>()));
   std::vector<PackedFormat> formats(decl.parts.size(), format);
-  const auto parts = stored.layout.find("parts");
-  const bool has_parts = parts != stored.layout.end() && parts->is_array() && parts->size() == formats.size();
+  const auto parts = layout.find("parts");
+  const bool has_parts = parts != layout.end() && parts->is_array() && parts->size() == formats.size();
   if (!formats.empty() && !has_parts) {
-    return refuse(fmt::format("described by {} \"parts\"", formats.size()), stored.layout.dump());
+    return refuse(fmt::format("described by {} \"parts\"", formats.size()), layout.dump());
   }
   for (size_t p = 0; p < formats.size(); ++p) {
     const nlohmann::json& part = (*parts)[p];
@@ -257,7 +280,7 @@ StatusOr<std::vector<PackedFormat>> StoredFormats(const RegionDecl& decl,
     }
   }
   if (formats.size() == 3 && formats[0] != formats[1]) {
-    return refuse("of one format for gate and up", stored.layout.dump());
+    return refuse("of one format for gate and up", layout.dump());
   }
   return formats;
 }
@@ -267,9 +290,10 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
   auto refuse = [&](const std::string& expected, const std::string& found) {
     return RefuseRegion(file.path(), decl, expected, found);
   };
-  ASSIGN_OR_RETURN(const std::vector<PackedFormat> formats, StoredFormats(decl, *stored, file.path()));
+  const nlohmann::json layout = ParseLayout(*stored);
+  ASSIGN_OR_RETURN(const std::vector<PackedFormat> formats, StoredFormats(decl, layout, file.path()));
   ASSIGN_OR_RETURN(RegionPlan region, LayOut(decl, formats));
-  if (const auto scales = stored->layout.find("input_scales"); scales != stored->layout.end()) {
+  if (const auto scales = layout.find("input_scales"); scales != layout.end()) {
     for (const nlohmann::json& scale : *scales) {
       if (!scale.is_number()) return refuse("described by numeric \"input_scales\"", scale.dump());
       const auto value = scale.get<float>();
@@ -284,7 +308,7 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
                     std::to_string(region.input_scales.size()));
     }
     if (region.format != PackedFormat::kI8) {
-      return refuse("of int8, or described without \"input_scales\"", stored->layout.dump());
+      return refuse("of int8, or described without \"input_scales\"", stored->layout);
     }
     if (const int i = UnequalExpert(decl, region.input_scales); i >= 0) {
       return refuse("described by the same \"input_scales\" of gate and up, whose input is rounded once",
@@ -292,10 +316,11 @@ StatusOr<RegionPlan> ReadDescription(const RegionDecl& decl, const checkpoint::P
                                 region.input_scales[3 * i + 1], i));
     }
   }
-  const checkpoint::PackedRegion expected = Describe(region);
-  if (stored->layout != expected.layout) return refuse(expected.layout.dump(), stored->layout.dump());
-  if (stored->bytes != expected.bytes) {
-    return refuse(fmt::format("{} bytes", expected.bytes), std::to_string(stored->bytes));
+  if (const nlohmann::json expected = LayoutJson(region); layout != expected) {
+    return refuse(expected.dump(), stored->layout);
+  }
+  if (stored->bytes != region.bytes) {
+    return refuse(fmt::format("{} bytes", region.bytes), std::to_string(stored->bytes));
   }
   return region;
 }
@@ -469,7 +494,7 @@ StatusOr<WeightPlan> PlanOfParts(const DecoderSpec& spec, const checkpoint::Pack
     if (found == present.end() && decl.optional) continue;
     if (found == present.end()) return DataLoss("{}: no rank has region {}", file.path(), decl.name);
     ASSIGN_OR_RETURN(const std::vector<PackedFormat> formats,
-                     StoredFormats(decl, *found->second, file.path()));
+                     StoredFormats(decl, ParseLayout(*found->second), file.path()));
     ASSIGN_OR_RETURN(RegionPlan region, LayOut(std::move(decl), formats));
     plan.Add(std::move(region));
   }
@@ -511,23 +536,7 @@ StatusOr<WeightPlan> PlanFromPacked(const DecoderSpec& spec, const checkpoint::P
 }
 
 checkpoint::PackedRegion Describe(const RegionPlan& region) {
-  nlohmann::json layout;
-  layout["format"] = tensor::PackedFormatName(region.format);
-  if (region.decl.is_vector()) {
-    layout["values"] = region.decl.values;
-  } else {
-    layout["count"] = region.decl.count;
-    layout["stride"] = region.stride;
-    for (size_t p = 0; p < region.layouts.size(); ++p) {
-      layout["parts"].push_back(
-          {{"n", region.layouts[p].n}, {"k", region.layouts[p].k}, {"offset", region.offsets[p]}});
-      if (region.layouts[p].format != region.format) {
-        layout["parts"].back()["format"] = tensor::PackedFormatName(region.layouts[p].format);
-      }
-    }
-    if (!region.input_scales.empty()) layout["input_scales"] = region.input_scales;
-  }
-  return {.name = region.decl.name, .layout = std::move(layout), .bytes = region.bytes};
+  return {.name = region.decl.name, .layout = LayoutJson(region).dump(), .bytes = region.bytes};
 }
 
 }  // namespace moesaic::models

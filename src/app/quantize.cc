@@ -32,7 +32,7 @@ struct QuantizeFlags {
   CalibrationFile calibration{.path = "", .max_tokens = 131072, .sequence_length = 2048};
   std::string activations = "dynamic", smoothing = "off";
   std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
-  uint64_t memory = uint64_t{8} << 30, shard_bytes = 5'000'000'000;
+  uint64_t memory = uint64_t{8} << 30;
   int threads = 0;
   std::string device = "cpu";
   bool plan = false;
@@ -82,7 +82,6 @@ StatusOr<quantizer::QuantizeOptions> Parse(const QuantizeFlags& options) {
     return InvalidArgument("--activations static and --smoothing on need --scheme w8a8, found {}",
                            What(options));
   }
-  parsed.output.shard_bytes = static_cast<int64_t>(options.shard_bytes);
   for (const auto& [dtype, pattern] : options.keep) {
     if (dtype != "fp32" && dtype != "bf16") {
       return InvalidArgument("--keep needs fp32 or bf16 and a regular expression, found \"{}\"", dtype);
@@ -378,9 +377,6 @@ void AddQuantize(Verb& root, VerbRun& run) {
   verb.AddOption("--io", options->io, "I/O mode: buffered, or direct (past the page cache)")
       .OneOf({"buffered", "direct"})
       .ShowDefault();
-  verb.AddOption("--shard-size", options->shard_bytes, "Maximum size of a written file")
-      .Bytes()
-      .DefaultText("5000000000");
   verb.AddFlag("--plan", options->plan,
                "Measure this machine for some seconds, print bytes, waves, memory and time, and exit; MODEL "
                "may be a config.json alone");

@@ -263,7 +263,7 @@ class BoundsTest(unittest.TestCase):
                      "128", *calibration)
 
     def test_killed_runs_give_identical_files(self):
-        check_kills(self, self.source, self.folder, "--scheme", "w4a16", "--memory", "96M", "--shard-size", "30M")
+        check_kills(self, self.source, self.folder, "--scheme", "w4a16", "--memory", "96M")
 
     def test_exclusive_units_keep_the_limit_and_survive_kills(self):
         """Gate and up share a scale and have 64 MiB: 80M holds some of their rows, 150M both, but not two such waves."""

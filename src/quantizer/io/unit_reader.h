@@ -25,9 +25,7 @@ struct LoadedUnit {
 
 class UnitReader {
  public:
-  /// `direct`: O_DIRECT, past the page cache.
-  static StatusOr<UnitReader> Create(const checkpoint::Checkpoint& source, bool direct,
-                                     runtime::AsyncFiles& io);
+  static StatusOr<UnitReader> Create(const checkpoint::Checkpoint& source, runtime::AsyncFiles& io);
   ~UnitReader();
   UnitReader(UnitReader&& other) noexcept;
   UnitReader& operator=(UnitReader&&) = delete;
@@ -47,12 +45,10 @@ class UnitReader {
     const std::byte* mapped = nullptr;
     int64_t bytes = 0;
   };
-  UnitReader(const checkpoint::Checkpoint& source, bool direct, runtime::AsyncFiles& io)
-      : source_(&source), direct_(direct), io_(&io) {}
+  UnitReader(const checkpoint::Checkpoint& source, runtime::AsyncFiles& io) : source_(&source), io_(&io) {}
   Status OpenFile(size_t file);
 
   const checkpoint::Checkpoint* source_;
-  bool direct_;
   runtime::AsyncFiles* io_;
   std::vector<File> files_;
   std::map<const std::byte*, size_t> by_address_;

@@ -34,7 +34,7 @@ UnitStream::UnitStream(const QuantizePlan& plan, const QuantizeOptions& options,
       journal_(journal),
       io_(io),
       reader_(reader),
-      writer_(folder, plan.output, options.direct, io),
+      writer_(folder, plan.output, io),
       done_(plan.work.units.size(), false),
       left_(plan.output.shards.size(), 0),
       finished_(plan.output.shards.size(), false) {
@@ -53,9 +53,7 @@ std::span<const Piece> UnitStream::PiecesOf(size_t unit) const {
 
 UnitStream::Room UnitStream::RoomOf(size_t unit, size_t slot) const {
   const std::span<std::byte> all(memory_.data(), memory_.size());
-  const auto blocks = [](int64_t bytes) {
-    return static_cast<size_t>(base::RoundUp(bytes, runtime::kDirectBlock));
-  };
+  const auto blocks = [](int64_t bytes) { return static_cast<size_t>(base::RoundUp(bytes, kBufferBlock)); };
   if (IsAlone(unit)) {
     const size_t source = blocks(plan_.work.units[unit].source_bytes);
     return {all.first(source), all.subspan(source)};

@@ -45,7 +45,7 @@ ROW_TOKENS = 512
 RUNS = (("w8a8", "rtn"), ("w8a8", "gptq"), ("w8a8", "smooth"), ("w8a8", "static"), ("w8a16", "rtn"), ("w8a16", "mse"),
         ("w8a16", "gptq"), ("w8a16-g64", "gptq"), ("w8a16-channel", "gptq"), ("w4a16", "rtn"), ("w4a16", "mse"),
         ("w4a16", "gptq"))
-METHODS = {"smooth": ["--method", "gptq", "--smoothing", "on"], "static": ["--activations", "static", "--smoothing", "on"]}
+METHODS = {"smooth": ["--method", "gptq", "--activations", "smoothed"], "static": ["--activations", "static"]}
 # type, whether with an importance matrix (which Q8_0 does not use), our counterpart
 LLAMA_RUNS = (("Q8_0", False, ("w8a8", "rtn")), ("Q8_0", False, ("w8a8", "gptq")), ("Q8_0", False, ("w8a16", "rtn")),
               ("Q8_0", False, ("w8a16", "mse")), ("Q8_0", False, ("w8a16", "gptq")), ("Q8_0", False, ("w8a16-g64", "gptq")),

@@ -28,8 +28,8 @@ sys.path.append(str(RECALL))
 import tasks  # noqa: E402
 
 GPTQ = ["--method", "gptq"]
-SMOOTH = ["--smoothing", "on"]
-RUNS = (("w8a8", []), ("w8a8", GPTQ), ("w8a8", GPTQ + SMOOTH), ("w8a8", GPTQ + SMOOTH + ["--activations", "static"]),
+SMOOTHED, STATIC = ["--activations", "smoothed"], ["--activations", "static"]
+RUNS = (("w8a8", []), ("w8a8", GPTQ), ("w8a8", GPTQ + SMOOTHED), ("w8a8", GPTQ + STATIC),
         ("w8a16", []), ("w8a16", GPTQ), ("w4a16", []), ("w4a16", ["--method", "mse"]), ("w4a16", GPTQ), ("nvfp4", []),
         ("nvfp4", ["--method", "mse"]), ("nvfp4", GPTQ), ("fp8", []), ("fp8", GPTQ))
 
@@ -82,7 +82,7 @@ def main():
         for scheme, flags in RUNS:
             if arguments.only and scheme not in arguments.only.split(","):
                 continue
-            more = ["--calibration", calibration] if set(flags) & {"gptq", "--smoothing"} else []
+            more = ["--calibration", calibration] if set(flags) & {"gptq", "--activations"} else []
             compare.run([arguments.moesaic, "quantize", arguments.model, "-o", out, "--scheme", scheme, *flags, *more])
             show(scheme, flags, logprobs(arguments.moesaic, out, text, saved)[2], exact)
             shutil.rmtree(out)

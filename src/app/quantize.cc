@@ -30,12 +30,14 @@ struct QuantizeFlags {
   std::string model, output, scheme, method = "rtn";
   MixFlags mix;
   CalibrationFile calibration{.path = "", .max_tokens = 131072, .sequence_length = 2048};
-  std::string activations = "dynamic", smoothing = "off";
+  std::string activations = "dynamic";
   std::vector<std::pair<std::string, std::string>> keep;  // dtype, pattern
   uint64_t memory = uint64_t{8} << 30;
   int threads = 0;
   std::string device = "cpu";
   bool plan = false;
+
+  bool smooths() const { return activations != "dynamic"; }
 };
 
 // Describes the requested precisions.
@@ -47,7 +49,7 @@ std::string What(const QuantizeFlags& options) {
 // Rejects flags that would have no effect.
 Status CheckUsed(const QuantizeFlags& options, const Verb& verb) {
   const bool gptq = options.method == "gptq", mix = !options.mix.precisions.empty();
-  const bool calibrated = gptq || mix || options.smoothing == "on" || options.activations == "static";
+  const bool calibrated = gptq || mix || options.smooths();
   struct Rule {
     const char* flag;
     bool used;
@@ -57,7 +59,7 @@ Status CheckUsed(const QuantizeFlags& options, const Verb& verb) {
                            Rule{"--bits-per-weight", mix, "--mix"}, Rule{"--budget", mix, "--mix"},
                            Rule{"--mix-tokens", mix, "--mix"},
                            Rule{"--calibration-tokens", calibrated,
-                                "--method gptq, --mix, --smoothing on or --activations static"}}) {
+                                "--method gptq, --mix, or --activations smoothed or static"}}) {
     if (verb.Count(rule.flag) > 0 && !rule.used) {
       return InvalidArgument("{} has no effect without {}; omit it or add that", rule.flag, rule.needs);
     }
@@ -76,10 +78,10 @@ StatusOr<quantizer::QuantizeOptions> Parse(const QuantizeFlags& options) {
   }
   parsed.output.gptq = options.method == "gptq";
   parsed.output.search = options.method != "rtn";
-  parsed.output.analyze = {.smoothing = options.smoothing == "on",
+  parsed.output.analyze = {.smoothing = options.smooths(),
                            .static_activations = options.activations == "static"};
   if (parsed.output.analyze.wanted() && options.scheme != "w8a8") {
-    return InvalidArgument("--activations static and --smoothing on need --scheme w8a8, found {}",
+    return InvalidArgument("--activations {} needs --scheme w8a8, found {}", options.activations,
                            What(options));
   }
   for (const auto& [dtype, pattern] : options.keep) {
@@ -115,7 +117,7 @@ class Eta {
 };
 
 void PrintAnalysis(const QuantizeFlags& options, const quantizer::Analysis& analysis, size_t rounded) {
-  if (options.smoothing == "on") {
+  if (options.smooths()) {
     double before = 0, after = 0;
     size_t searched = 0, smoothed = 0;
     for (const quantizer::AnalysisFinding& finding : analysis.findings) {
@@ -230,8 +232,8 @@ Status ReadCalibration(const QuantizeFlags& options, const checkpoint::Checkpoin
   }
   if (file.path.empty()) {
     return InvalidArgument(
-        "--method gptq, --mix, --smoothing on and --activations static need --calibration FILE, a text "
-        "similar to the model's future input");
+        "--method gptq, --mix, and --activations smoothed and static need --calibration FILE, a text similar "
+        "to the model's future input");
   }
   ASSIGN_OR_RETURN(parsed->calibration, ReadCalibrationFile(file, source));
   parsed->output.calibration = quantizer::CalibrationId::Of(parsed->calibration);
@@ -285,8 +287,8 @@ Status RunQuantize(const QuantizeFlags& options) {
   parsed.threads = pool->size();
   if (!parsed.output.calibrated() && !options.calibration.path.empty()) {
     return InvalidArgument(
-        "--calibration has no effect with --method {} alone; it needs --method gptq, --mix, --smoothing on "
-        "or --activations static",
+        "--calibration has no effect with --method {} alone; it needs --method gptq, --mix, or --activations "
+        "smoothed or static",
         options.method);
   }
   if (parsed.output.calibrated()) RETURN_IF_ERROR(ReadCalibration(options, *source, &parsed));
@@ -322,21 +324,19 @@ std::string CheckScheme(const std::string& name) {
 
 void AddCalibrationFlags(Verb& verb, QuantizeFlags& options) {
   verb.AddOption("--calibration", options.calibration.path,
-                 "Text for gptq, --mix, --smoothing and --activations static: .txt, .jsonl of {\"text\"} or "
+                 "Text for gptq, --mix, and --activations smoothed and static: .txt, .jsonl of {\"text\"} or "
                  "{\"messages\"}, or .safetensors with \"tokens\"")
       .ExistingFile();
   verb.AddOption("--calibration-tokens", options.calibration.max_tokens,
                  "Maximum number of calibration tokens")
       .Range(int64_t{2}, int64_t{1} << 30)
       .ShowDefault();
-  verb.AddOption("--activations", options.activations,
-                 "w8a8: scales of activations, computed for each token at run time (dynamic), or fixed by "
-                 "calibration if the error of a linear's outputs grows at most twofold (static)")
-      .OneOf({"dynamic", "static"})
-      .ShowDefault();
-  verb.AddOption("--smoothing", options.smoothing,
-                 "w8a8: SmoothQuant with the best alpha for each norm and its linears, each up and its down")
-      .OneOf({"on", "off"})
+  verb.AddOption(
+          "--activations", options.activations,
+          "w8a8: dynamic: a scale for each token, computed at run time; smoothed: also SmoothQuant with "
+          "the best alpha for each norm and its linears, each up and its down; static: smoothed, with "
+          "scales fixed by calibration if the error of a linear's outputs grows at most twofold")
+      .OneOf({"dynamic", "smoothed", "static"})
       .ShowDefault();
 }
 

@@ -20,8 +20,8 @@ import generate  # noqa: E402  what the model was trained on
 
 RUNS = {
     "gptq": ["--scheme", "w4a16", "--method", "gptq"],
-    "static": ["--scheme", "w8a8", "--activations", "static", "--smoothing", "on"],
-    "static-gptq": ["--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on"],
+    "static": ["--scheme", "w8a8", "--activations", "static"],
+    "static-gptq": ["--scheme", "w8a8", "--method", "gptq", "--activations", "static"],
     "mix": ["--mix", "nvfp4,fp8", "--bits-per-weight", "5", "--method", "gptq", "--mix-tokens", "256"],
 }
 LINEAR = "model.layers.3.mlp.experts.7.down_proj"

@@ -254,7 +254,7 @@ class BoundsTest(unittest.TestCase):
         size = random_checkpoint(source, layers=2, experts=48)
         calibration = ("--calibration", self.folder / "tokens.safetensors")
         check_memory(self, source, self.folder, size // 2, "--scheme", "w4a16", "--method", "gptq", *calibration)
-        check_memory(self, source, self.folder, size * 3 // 4, "--scheme", "w8a8", "--activations", "static", "--smoothing", "on",
+        check_memory(self, source, self.folder, size * 3 // 4, "--scheme", "w8a8", "--activations", "static",
                      *calibration)
         check_memory(self, source, self.folder, size * 3 // 4, "--mix", "nvfp4,w8a8", "--bits-per-weight", "6", "--mix-tokens",
                      "128", "--method", "gptq", *calibration)
@@ -330,7 +330,7 @@ class CalibrationTest(unittest.TestCase):
 
     def test_smoothed_static_activations_are_near_dynamic_ones(self):
         dynamic = self.kl("--scheme", "w8a8")
-        static = self.kl("--scheme", "w8a8", "--activations", "static", "--smoothing", "on", *self.calibration)
+        static = self.kl("--scheme", "w8a8", "--activations", "static", *self.calibration)
         self.assertLess(static, 1.5 * dynamic)
 
     def test_eight_bit_recipe_keeps_the_likeliest_token(self):
@@ -345,7 +345,7 @@ class CalibrationTest(unittest.TestCase):
             return told["same_top"], told["kl"]
 
         nearest, _ = quality()
-        recipe, kl = quality("--method", "gptq", "--smoothing", "on", *self.calibration)
+        recipe, kl = quality("--method", "gptq", "--activations", "smoothed", *self.calibration)
         self.assertGreater(recipe, nearest)
         self.assertGreater(recipe, 0.988)
         self.assertLess(kl, 0.002)
@@ -355,19 +355,19 @@ class CalibrationTest(unittest.TestCase):
         import ct_reader
 
         out = self.folder / "static"
-        run("quantize", TINY, "-o", out, "--scheme", "w8a8", "--activations", "static", "--smoothing", "on",
+        run("quantize", TINY, "-o", out, "--scheme", "w8a8", "--activations", "static",
             "--calibration", self.text)
         groups = json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"]
         self.assertEqual([g["input_activations"]["dynamic"] for g in groups.values()], [False, True])
         ct_reader.check(out, self, calibrated=True)
 
     def test_killed_runs_give_identical_files(self):
-        smoothed = ("--scheme", "w8a8", "--method", "gptq", "--activations", "static", "--smoothing", "on")
+        static = ("--scheme", "w8a8", "--method", "gptq", "--activations", "static")
         mixed = ("--mix", "nvfp4,fp8,bf16", "--bits-per-weight", "6", "--method", "gptq", "--mix-tokens", "256")
-        runs = [("--scheme", "nvfp4", "--method", "gptq"), smoothed, mixed]
+        runs = [("--scheme", "nvfp4", "--method", "gptq"), static, mixed]
         if KILLS >= 20:  # every method with every scheme, which takes minutes
             runs = [("--scheme", scheme, "--method", method) for scheme in SCHEMES for method in ("rtn", "mse", "gptq")]
-            runs += [smoothed, smoothed[:2] + smoothed[4:], smoothed[:4] + smoothed[6:]]
+            runs += [static, static[:2] + static[4:], (*static[:5], "smoothed")]
             runs += [mixed]
             runs += [(*mixed[:5], method, *mixed[6:]) for method in ("rtn", "mse")]
         for flags in runs:
@@ -453,8 +453,8 @@ class CalibrationTest(unittest.TestCase):
             (("--mix", "nvfp4,fp8", "--bits-per-weight", "5"), "need --calibration FILE"),
             (("--mix", "nvfp4,fp8", "--bits-per-weight", "4", "--calibration", self.text),
              "--bits-per-weight 4 is too little: the cheapest mix of nvfp4, fp8 takes 4.5"),
-            (("--mix", "nvfp4,w8a8", "--bits-per-weight", "5", "--smoothing", "on", "--calibration", self.text),
-             "need --scheme w8a8, found a mix of nvfp4, w8a8"),
+            (("--mix", "nvfp4,w8a8", "--bits-per-weight", "5", "--activations", "smoothed", "--calibration", self.text),
+             "--activations smoothed needs --scheme w8a8, found a mix of nvfp4, w8a8"),
         ):
             result = run("quantize", TINY, "-o", self.folder / "no", *flags, code=1)
             self.assertIn(expected, result.stderr)
@@ -473,7 +473,8 @@ class CalibrationTest(unittest.TestCase):
     def test_invalid_arguments_are_rejected(self):
         for flags, expected in (
             (("--scheme", "w4a16", "--method", "gptq"), "need --calibration FILE"),
-            (("--scheme", "w4a16", "--smoothing", "on", "--calibration", self.text), "need --scheme w8a8"),
+            (("--scheme", "w4a16", "--activations", "static", "--calibration", self.text),
+             "--activations static needs --scheme w8a8, found w4a16"),
         ):
             self.assertIn(expected, run("quantize", TINY, "-o", self.folder / "no", *flags, code=1).stderr)
         bad = self.folder / "bad.jsonl"

@@ -22,7 +22,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(TINY))
 import generate  # noqa: E402  what the model was trained on
 
-SMOOTHED = ["--activations", "static", "--smoothing", "on"]
+STATIC = ["--activations", "static"]
 # name: (scheme, flags, whether calibration decides codes)
 KINDS = {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
          for scheme in ("w8a8", "w4a16", "nvfp4", "fp8") for method in ("rtn", "mse", "gptq")}
@@ -30,8 +30,8 @@ KINDS |= {f"{scheme}-{method}": (scheme, ["--method", method], method == "gptq")
           for scheme, methods in (("w8a16-g32", ("rtn", "mse", "gptq")), ("w8a16-g64", ("rtn", "gptq")),
                                   ("w8a16-channel", ("rtn", "gptq")))
           for method in methods}
-KINDS["w8a8-static"] = ("w8a8", SMOOTHED, True)
-KINDS["w8a8-static-gptq"] = ("w8a8", [*SMOOTHED, "--method", "gptq"], True)
+KINDS["w8a8-static"] = ("w8a8", STATIC, True)
+KINDS["w8a8-static-gptq"] = ("w8a8", [*STATIC, "--method", "gptq"], True)
 # name: flags; quantize_test.py has other programs read one.
 MIXED = {f"mixed-{method}": ["--mix", "w4a16,nvfp4,fp8,w8a8,w8a16,bf16", "--bits-per-weight", "6", "--mix-tokens", "256",
                              "--method", method] for method in ("rtn", "gptq")}
@@ -47,7 +47,7 @@ NARROW = {"narrow-w8a16-channel": ["--scheme", "w8a16-channel"],
           **{f"narrow-{scheme}": ["--scheme", scheme] for scheme in ("w8a8", "w8a16", "w4a16", "nvfp4")}}
 # vLLM has few kernels for routed experts on CPUs. name: flags
 KEPT = ["--keep", "bf16", r"\.experts\."]
-FOR_CPU = {"w8a8-static-kept": ["--scheme", "w8a8", *SMOOTHED, *KEPT], "w4a16-kept": ["--scheme", "w4a16", *KEPT]}
+FOR_CPU = {"w8a8-static-kept": ["--scheme", "w8a8", *STATIC, *KEPT], "w4a16-kept": ["--scheme", "w4a16", *KEPT]}
 # Layers whose experts have different schemes; vLLM checks expert 0 only. name: flags
 SPLIT_EXPERTS = {f"{scheme}-expert{expert}-kept": ["--scheme", scheme, "--keep", "bf16", rf"experts\.{expert}\."]
                  for scheme, expert in (("w8a8", 0), ("w8a8", 5), ("w4a16", 5))}

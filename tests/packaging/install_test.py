@@ -89,6 +89,9 @@ class PackageTest(Tree):
                 self.assertIn(library, depends)
             self.assertEqual(run("dpkg-deb", "--field", package, "Recommends").strip(), "libucx0")
             run("dpkg-deb", "--extract", package, f"{folder}/root")
+            run("dpkg-deb", "--control", package, f"{folder}/control")
+            for script in ("postinst", "prerm"):
+                run("sh", "-n", f"{folder}/control/{script}")
             self.check(pathlib.Path(folder) / "root/usr", "/usr")
 
 

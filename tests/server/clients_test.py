@@ -503,10 +503,16 @@ class Deadlines(unittest.TestCase):
     def test_every_api_names_the_deadline_as_the_reason(self):
         fields = {"model": NAME, "extra_body": {"ignore_eos": True}}
         messages = [{"role": "user", "content": "Tell me a story."}]
-        with serving("--request-timeout", "1") as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        with (serving("--request-timeout", "1", "--max-sequences", "256") as server,
+              concurrent.futures.ThreadPoolExecutor(8) as pool):
             client = openai.OpenAI(base_url=server.url + "/v1", api_key="-", max_retries=0)
             claude = anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0)
-            # All run at once: 133 choices make the steps so long that no answer ends by its length.
+            # The clients import their modules with the first call. Later calls begin together, so that all of the 133 choices
+            # run at once, and the steps are so long that no answer ends by its length.
+            client.chat.completions.create(messages=messages, max_tokens=1, **fields)
+            client.completions.create(prompt="Once", max_tokens=1, **fields)
+            client.responses.create(input="Tell me a story.", max_output_tokens=1, **fields)
+            claude.messages.create(model=NAME, messages=messages, max_tokens=1)
             chat = pool.submit(client.chat.completions.create, messages=messages, max_tokens=3900, n=64, **fields)
             text = pool.submit(client.completions.create, prompt="Once upon a time", max_tokens=3900, n=64, **fields)
             stream = pool.submit(lambda: list(client.chat.completions.create(
@@ -514,10 +520,13 @@ class Deadlines(unittest.TestCase):
             response = pool.submit(client.responses.create, input="Tell me a story.", max_output_tokens=3900, **fields)
             events = pool.submit(lambda: list(client.responses.create(
                 input="Tell me a story.", max_output_tokens=3900, stream=True, **fields)))
-            message = pool.submit(claude.messages.create, messages=messages, max_tokens=3900, **fields)
+            # Anthropic's API has no ignore_eos, but the greedy answer to this prompt does not end.
+            song = {"model": NAME, "messages": [{"role": "user", "content": "Repeat: la la la la la la"}],
+                    "max_tokens": 3900, "extra_body": {"temperature": 0}}
+            message = pool.submit(claude.messages.create, **song)
 
             def streamed():
-                with claude.messages.stream(messages=messages, max_tokens=3900, **fields) as pieces:
+                with claude.messages.stream(**song) as pieces:
                     return pieces.get_final_message()
             final = pool.submit(streamed)
             self.assertEqual({choice.finish_reason for choice in chat.result().choices}, {"deadline"})

@@ -155,6 +155,24 @@ class Logs(unittest.TestCase):
         self.assertTrue(all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$", line["time"]) for line in lines))
         self.assertTrue(any("draining" in line.get("message", "") for line in lines))
 
+    def test_a_request_beyond_the_limit_of_its_key_has_an_id_and_a_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            keys = pathlib.Path(folder, "keys")
+            keys.write_text("alice secret requests_per_minute=1\n")
+            keys.chmod(0o600)
+            server = self.server("--api-key-file", keys, "--log-format", "json")
+            refused = []
+
+            def limited():  # a slow machine may refill the bucket meanwhile
+                status, headers, _ = server.request("POST", CHAT, chat("Hi", max_tokens=1), {"authorization": "Bearer secret"})
+                refused.append(headers["x-request-id"])
+                return status == 429
+            until(limited)
+            lines = [json.loads(line) for line in self.stopped(server)]
+        (line,) = (line for line in lines if line.get("request_id") == refused[-1] and line.get("event") == "request")
+        self.assertEqual((line["status"], line["key"]), (429, "alice"))
+        self.assertTrue(line["refused"])
+
     def test_polling_is_left_out_unless_wanted(self):
         for mode, health, models in [(None, False, True), ("all", True, True), ("off", False, False)]:
             server = self.server(*(["--access-log", mode] if mode else []))

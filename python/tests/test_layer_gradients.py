@@ -59,6 +59,26 @@ def test_egnn_gradients_match_goldens(name):
 
 
 @needs_goldens
+@pytest.mark.parametrize("name", ["plain", "gated"])
+def test_egnn_without_coordinate_perceptron(name):
+    """Gradients are those of a layer whose coordinate perceptron gives 0."""
+    arrays, _, parameters = case(f"egnn.{name}")
+    plan = graph.Graph(arrays["src"], arrays["dst"], 11, 11)
+    found = []
+    for missing in (False, True):
+        state = {key: value.detach().clone() for key, value in parameters.items()}
+        state["coord_mlp.2.weight"].zero_()
+        if missing:
+            state = {key: value for key, value in state.items() if not key.startswith("coord_mlp.")}
+        rest = [state[key].requires_grad_() for key in sorted(state) if not key.startswith("coord_mlp.")]
+        inputs = [arrays[key].detach().clone().requires_grad_() for key in ("h", "x", "edge")]
+        h, x = layers.EgnnLayer(state, 6, 3)(plan, *inputs)
+        found.append(torch.autograd.grad([h, x], [*inputs, *rest], [arrays["seed0"], arrays["seed1"]]))
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-6 * max(1, want.abs().max().item()))
+
+
+@needs_goldens
 @pytest.mark.parametrize("name", ["tri_mul_out", "tri_mul_in"])
 def test_triangle_multiplication_gradients_match_goldens(name):
     arrays, inputs, parameters = case(name)

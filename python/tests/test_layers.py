@@ -40,6 +40,18 @@ def test_egnn_matches_goldens():
         layers.EgnnLayer({}, 10, 3)
 
 
+def test_egnn_without_coordinate_perceptron_keeps_coordinates():
+    a = load("egnn")
+    for name in ("plain", "gated"):
+        state = under(a, f"{name}.weights.")
+        state = {key: value for key, value in state.items() if not key.startswith("coord_mlp.")}
+        layer = layers.EgnnLayer(state, 10, 3)
+        g = graph.Graph(a[f"{name}.src"], a[f"{name}.dst"], 20, 20)
+        h, x = layer(g, a[f"{name}.h"], a[f"{name}.x"], a[f"{name}.edge"])
+        close(h, a[f"{name}.h_out"])  # features do not depend on moves
+        np.testing.assert_array_equal(x, a[f"{name}.x"])
+
+
 def test_evoformer_matches_goldens():
     a = load("evoformer")
     weights = under(a, "weights.")

@@ -161,8 +161,10 @@ Status RunProperty(const ProteinFlags& options) {
   auto model = science::EgnnModel::Load(weights.tensors);
   if (!model.ok()) return Annotate(model.status(), options.weights);
   if (model->inputs() != science::kMpnnLetters) {
-    return InvalidArgument("{}: the model must have {} inputs, one per letter of {}, but has {}",
-                           options.weights, science::kMpnnLetters, science::kMpnnAlphabet, model->inputs());
+    return InvalidArgument(
+        "{}: \"embedding.weight\" must have {} inputs, one per letter of {}, but has {}; the verb predicts "
+        "from residues, and models of atoms (QM9's has 15 inputs) run from C++",
+        options.weights, science::kMpnnLetters, science::kMpnnAlphabet, model->inputs());
   }
   // A node is a residue with a CA atom; its features are its letter.
   std::vector<float> xyz, features;

@@ -34,8 +34,10 @@ StatusOr<EgnnLayer> EgnnLayer::Load(const WeightScope& weights, int node_inputs,
   const int hidden = layer.edge_mlp_.outputs();
   ASSIGN_OR_RETURN(layer.node_in_, weights.Linear("node_mlp.0", -1, hidden + node_inputs));
   ASSIGN_OR_RETURN(layer.node_out_, weights.Linear("node_mlp.2", -1, layer.node_in_.n()));
-  ASSIGN_OR_RETURN(layer.coord_in_, weights.Linear("coord_mlp.0", -1, hidden));
-  ASSIGN_OR_RETURN(layer.coord_out_, weights.Linear("coord_mlp.2", 1, layer.coord_in_.n()));
+  if (weights.Has("coord_mlp.0.weight") || weights.Has("coord_mlp.2.weight")) {
+    ASSIGN_OR_RETURN(layer.coord_in_, weights.Linear("coord_mlp.0", -1, hidden));
+    ASSIGN_OR_RETURN(layer.coord_out_, weights.Linear("coord_mlp.2", 1, layer.coord_in_.n()));
+  }
   if (weights.Has("att_mlp.0.weight")) {
     ASSIGN_OR_RETURN(layer.attention_, weights.Linear("att_mlp.0", 1, hidden));
   }
@@ -49,19 +51,29 @@ EgnnLayer::Scalar::Scalar(const Dense& dense) {
   if (dense.bias() != nullptr) bias = dense.bias()[0];
 }
 
-Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, const float* h, const float* x,
-                      const float* edge, float* h_out, float* x_out) const {
-  if (graph.num_src() != graph.num_dst()) {
-    return InvalidArgument("an EGNN needs one set of nodes, but the graph has {} sources and {} destinations",
-                           graph.num_src(), graph.num_dst());
-  }
+Status EgnnLayer::AddMessages(const graph::Context& ctx, const graph::Graph& graph, const float* h,
+                              const float* x, const float* edge, float* sums) const {
+  const int hidden = edge_mlp_.outputs();
+  const Scalar gate(attention_);
+  const graph::Adjacency& csc = graph.by_destination();
+  return ForEdgeTiles(
+      ctx, graph, edge_mlp_, {.dst = h, .src = h, .edge = edge, .dst_xyz = x, .src_xyz = x},
+      [&](const EdgeTile& tile) {
+        for (int i = 0; i < tile.count; ++i) {
+          const float* m = tile.messages + int64_t{i} * hidden;
+          const float factor =
+              gate.weights.empty() ? 1 : SigmoidOf(RowDot(m, gate.weights.data(), hidden) + gate.bias);
+          ctx.exec.kernels->axpy(factor, m, hidden, sums + int64_t{csc.own()[tile.first + i]} * hidden);
+        }
+      });
+}
+
+Status EgnnLayer::AddMessagesAndMove(const graph::Context& ctx, const graph::Graph& graph, const float* h,
+                                     const float* x, const float* edge, float* sums, float* x_out) const {
   const int64_t nodes = graph.num_dst();
   const int hidden = edge_mlp_.outputs(), coord_hidden = coord_in_.n();
-  const graph::ScratchScope scope(ctx);
   runtime::Arena& scratch = *ctx.exec.scratch;
-  float* sums = scratch.Take<float>(nodes * hidden).data();
   float* shifts = scratch.Take<float>(nodes * 3).data();
-  std::fill_n(sums, nodes * hidden, 0.0F);
   std::fill_n(shifts, nodes * 3, 0.0F);
   std::vector<CoordinateTile> tiles;
   for (int w = 0; w < ctx.exec.pool->size(); ++w) {
@@ -106,7 +118,13 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
         options_.mean_coordinates ? static_cast<float>(std::max(1, csc.ptr[d + 1] - csc.ptr[d])) : 1;
     for (int axis = 0; axis < 3; ++axis) x_out[3 * d + axis] = x[3 * d + axis] + shifts[3 * d + axis] / count;
   }
-  // phi_h on [h, sums].
+  return OkStatus();
+}
+
+void EgnnLayer::UpdateNodes(const graph::Context& ctx, int64_t nodes, const float* h, const float* sums,
+                            float* h_out) const {
+  const int hidden = edge_mlp_.outputs();
+  runtime::Arena& scratch = *ctx.exec.scratch;
   const int64_t width = node_inputs_ + hidden;
   float* both = scratch.Take<float>(nodes * width).data();
   for (int64_t n = 0; n < nodes; ++n) {
@@ -119,6 +137,25 @@ Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, cons
   const bool residual = options_.residual && outputs() == node_inputs_;
   if (residual && h_out != h) std::copy_n(h, nodes * node_inputs_, h_out);
   Apply(ctx, node_out_, middle, node_in_.n(), nodes, h_out, outputs(), residual);
+}
+
+Status EgnnLayer::Run(const graph::Context& ctx, const graph::Graph& graph, const float* h, const float* x,
+                      const float* edge, float* h_out, float* x_out) const {
+  if (graph.num_src() != graph.num_dst()) {
+    return InvalidArgument("an EGNN needs one set of nodes, but the graph has {} sources and {} destinations",
+                           graph.num_src(), graph.num_dst());
+  }
+  const int64_t nodes = graph.num_dst(), size = nodes * edge_mlp_.outputs();
+  const graph::ScratchScope scope(ctx);
+  float* sums = ctx.exec.scratch->Take<float>(size).data();
+  std::fill_n(sums, size, 0.0F);
+  if (moves()) {
+    RETURN_IF_ERROR(AddMessagesAndMove(ctx, graph, h, x, edge, sums, x_out));
+  } else {
+    RETURN_IF_ERROR(AddMessages(ctx, graph, h, x, edge, sums));
+    if (x_out != x) std::copy_n(x, 3 * nodes, x_out);
+  }
+  UpdateNodes(ctx, nodes, h, sums, h_out);
   return OkStatus();
 }
 

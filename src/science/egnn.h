@@ -12,7 +12,7 @@ struct EgnnOptions {
   bool mean_coordinates = true;  ///< Averages coordinate updates over a node's edges instead of adding them.
   bool normalize = false;  ///< Divides differences of coordinates by (distance + 1e-8). Gradients are those
                            ///< of the results; the authors' program takes the distance as a constant.
-  bool tanh = false;  ///< Bounds coordinate weights.
+  bool tanh = false;       ///< Bounds coordinate weights.
 };
 
 /// Output buffers to which gradients of a layer's inputs are added; null: not computed.
@@ -26,8 +26,9 @@ struct EgnnGradients {
 /// h_d = phi_h(h_d, sum of m).
 class EgnnLayer {
  public:
-  /// Weights edge_mlp.0, edge_mlp.2, node_mlp.0, node_mlp.2, coord_mlp.0, coord_mlp.2 and, if present,
-  /// att_mlp.0 (a gate on every message). node_inputs is the width of h; edge_inputs that of e.
+  /// Weights edge_mlp.0, edge_mlp.2, node_mlp.0, node_mlp.2 and, if present, coord_mlp.0 and coord_mlp.2
+  /// (phi_x; without them coordinates do not move) and att_mlp.0 (a gate on every message). node_inputs is
+  /// the width of h; edge_inputs that of e.
   static StatusOr<EgnnLayer> Load(const WeightScope& weights, int node_inputs, int edge_inputs,
                                   const EgnnOptions& options = {});
 
@@ -52,9 +53,17 @@ class EgnnLayer {
     float bias = 0;
     explicit Scalar(const Dense& dense);
   };
-  struct CoordinateBackward;
-  StatusOr<std::vector<float>> Sums(const graph::Context& ctx, const graph::Graph& graph, const float* h,
-                                    const float* x, const float* edge) const;
+  struct MessageBackward;
+  bool moves() const { return !coord_in_.empty(); }
+  // Adds gated messages to sums [nodes, hidden], which must be 0.
+  Status AddMessages(const graph::Context& ctx, const graph::Graph& graph, const float* h, const float* x,
+                     const float* edge, float* sums) const;
+  // The same, and writes moved coordinates.
+  Status AddMessagesAndMove(const graph::Context& ctx, const graph::Graph& graph, const float* h,
+                            const float* x, const float* edge, float* sums, float* x_out) const;
+  // h_out = phi_h(h, sums).
+  void UpdateNodes(const graph::Context& ctx, int64_t nodes, const float* h, const float* sums,
+                   float* h_out) const;
   Status NodesBackward(const graph::Context& ctx, int64_t nodes, const float* h, const float* sums,
                        const float* h_grad, float* h_in_grad, float* sums_grad,
                        const GradientScope& parameters) const;
@@ -62,14 +71,19 @@ class EgnnLayer {
   EgnnOptions options_;
   int node_inputs_ = 0;
   EdgeMlp edge_mlp_;
-  Dense coord_in_, coord_out_, attention_, node_in_, node_out_;
+  Dense coord_in_, coord_out_;  // phi_x, or empty
+  Dense attention_;             // or empty
+  Dense node_in_, node_out_;
 };
 
 /// A model that predicts one property of a molecule: embedding, layers, and two perceptrons around the sum
-/// over nodes (the authors' QM9 model). Parameters: embedding, gcl_N.*, node_dec.0, node_dec.2, graph_dec.0,
-/// graph_dec.2.
+/// over nodes. Parameters: embedding, gcl_N.*, node_dec.0, node_dec.2, graph_dec.0, graph_dec.2. The
+/// authors' QM9 model (qm9/models.py, node_attr 0) has these; its layers have no coord_mlp, its graphs
+/// connect every atom of a molecule with all others, and its 15 inputs are the one-hot element times the
+/// powers 0, 1 and 2 of the atomic number divided by the largest one.
 class EgnnModel {
  public:
+  /// Layers have no edge features. Each layer has a coord_mlp or none.
   static StatusOr<EgnnModel> Load(const WeightMap& weights);
   int inputs() const { return embedding_.k(); }
   /// Predicts one value per molecule. features is [nodes, inputs], xyz [nodes, 3]; molecule m has nodes

@@ -6,7 +6,7 @@
 
 namespace moesaic::science {
 // Gradients of one block of messages: buffers, and where parameters' gradients are added.
-struct EgnnLayer::CoordinateBackward {
+struct EgnnLayer::MessageBackward {
   const EgnnLayer& layer;
   const graph::Context& ctx;
   const graph::Adjacency& csc;
@@ -78,10 +78,10 @@ struct EgnnLayer::CoordinateBackward {
     }
   }
 
-  // block.grad = gradient of the messages before the gate.
-  void MessageGradients(const EdgeBlock& block) const {
+  // Gradients of the coordinate perceptron and of positions. That of its hidden values before the activation
+  // goes to `after`.
+  void CoordinateGradients(const EdgeBlock& block, const float* messages) const {
     const int h = hidden(), width = coord_hidden();
-    const float* messages = Gated(block);
     Apply(ctx, layer.coord_in_, messages, h, block.count, before, width);
     Activate(ctx, before, int64_t{block.count} * width, layer.edge_mlp_.activation, after);
     PositionGradients(block);
@@ -98,9 +98,16 @@ struct EgnnLayer::CoordinateBackward {
                                         after + begin * width);
     });
     AddWeightGradients(ctx, after, width, width, messages, h, h, block.count, coord_in_grads);
+  }
+
+  // block.grad = gradient of the messages before the gate.
+  void MessageGradients(const EdgeBlock& block) const {
+    const int h = hidden();
+    const float* messages = Gated(block);
+    if (layer.moves()) CoordinateGradients(block, messages);
     for (int i = 0; i < block.count; ++i)
       std::copy_n(sums_grad + int64_t{csc.own()[block.first + i]} * h, h, block.grad + int64_t{i} * h);
-    coord_in.Inputs(ctx, after, width, block.count, block.grad, h, true);
+    if (layer.moves()) coord_in.Inputs(ctx, after, coord_hidden(), block.count, block.grad, h, true);
     if (gates()) GateGradients(block);
   }
 
@@ -118,26 +125,6 @@ struct EgnnLayer::CoordinateBackward {
     for (int i = 0; i < block.count && gate_grads.bias != nullptr; ++i) *gate_grads.bias += scale[i];
   }
 };
-
-StatusOr<std::vector<float>> EgnnLayer::Sums(const graph::Context& ctx, const graph::Graph& graph,
-                                             const float* h, const float* x, const float* edge) const {
-  const int hidden = edge_mlp_.outputs();
-  std::vector<float> sums(int64_t{graph.num_dst()} * hidden);
-  const Scalar gate(attention_);
-  const graph::Adjacency& csc = graph.by_destination();
-  RETURN_IF_ERROR(ForEdgeTiles(
-      ctx, graph, edge_mlp_, {.dst = h, .src = h, .edge = edge, .dst_xyz = x, .src_xyz = x},
-      [&](const EdgeTile& tile) {
-        for (int i = 0; i < tile.count; ++i) {
-          const float* m = tile.messages + int64_t{i} * hidden;
-          const float factor =
-              gate.weights.empty() ? 1 : SigmoidOf(RowDot(m, gate.weights.data(), hidden) + gate.bias);
-          ctx.exec.kernels->axpy(factor, m, hidden,
-                                 sums.data() + int64_t{csc.own()[tile.first + i]} * hidden);
-        }
-      }));
-  return sums;
-}
 
 Status EgnnLayer::NodesBackward(const graph::Context& ctx, int64_t nodes, const float* h, const float* sums,
                                 const float* h_grad, float* h_in_grad, float* sums_grad,
@@ -178,32 +165,34 @@ Status EgnnLayer::Backward(const graph::Context& ctx, const graph::Graph& graph,
   const GradientScope scope(parameters);
   const int64_t nodes = graph.num_dst();
   const int hidden = edge_mlp_.outputs(), coord_hidden = coord_in_.n();
-  ASSIGN_OR_RETURN(const std::vector<float> sums, Sums(ctx, graph, h, x, edge));
-  std::vector<float> sums_grad(nodes * hidden);
+  std::vector<float> sums(nodes * hidden), sums_grad(nodes * hidden);
+  RETURN_IF_ERROR(AddMessages(ctx, graph, h, x, edge, sums.data()));
   RETURN_IF_ERROR(NodesBackward(ctx, nodes, h, sums.data(), h_grad, out.h, sums_grad.data(), scope));
   for (int64_t i = 0; i < 3 * nodes && out.x != nullptr; ++i) out.x[i] += x_grad[i];
   if (graph.num_edges() == 0) return OkStatus();
-  CoordinateBackward coordinates{*this, ctx, graph.by_destination(), x, x_grad, sums_grad.data(), out.x};
-  ASSIGN_OR_RETURN(coordinates.coord_in_grads, DenseGradients::Find(scope, "coord_mlp.0", coord_in_));
-  ASSIGN_OR_RETURN(coordinates.coord_out_grads, DenseGradients::Find(scope, "coord_mlp.2", coord_out_));
+  MessageBackward messages{*this, ctx, graph.by_destination(), x, x_grad, sums_grad.data(), out.x};
+  if (moves()) {
+    ASSIGN_OR_RETURN(messages.coord_in_grads, DenseGradients::Find(scope, "coord_mlp.0", coord_in_));
+    ASSIGN_OR_RETURN(messages.coord_out_grads, DenseGradients::Find(scope, "coord_mlp.2", coord_out_));
+  }
   if (!attention_.empty()) {
-    ASSIGN_OR_RETURN(coordinates.gate_grads, DenseGradients::Find(scope, "att_mlp.0", attention_));
+    ASSIGN_OR_RETURN(messages.gate_grads, DenseGradients::Find(scope, "att_mlp.0", attention_));
   }
   const int64_t block = std::min(kEdgeBlock, graph.num_edges());
   std::vector<float> before(block * coord_hidden), after(block * coord_hidden), scale(block),
-      moves(3 * block), gated(attention_.empty() ? 0 : block * hidden),
+      position_grads(moves() ? 3 * block : 0), gated(attention_.empty() ? 0 : block * hidden),
       gate_values(attention_.empty() ? 0 : block);
-  coordinates.before = before.data();
-  coordinates.after = after.data();
-  coordinates.scale = scale.data();
-  coordinates.moves = moves.data();
-  coordinates.gated = gated.data();
-  coordinates.gate_values = gate_values.data();
+  messages.before = before.data();
+  messages.after = after.data();
+  messages.scale = scale.data();
+  messages.moves = position_grads.data();
+  messages.gated = gated.data();
+  messages.gate_values = gate_values.data();
   EdgeMlpGradients mlp{.dst = out.h, .src = out.h, .edge = out.edge, .dst_xyz = out.x, .src_xyz = out.x};
   RETURN_IF_ERROR(mlp.FindParameters(edge_mlp_, scope.Under("edge_mlp")));
   return EdgeMlpBackward(
       ctx, graph, edge_mlp_, {.dst = h, .src = h, .edge = edge, .dst_xyz = x, .src_xyz = x},
-      [&](const EdgeBlock& b) { coordinates.MessageGradients(b); }, mlp);
+      [&](const EdgeBlock& b) { messages.MessageGradients(b); }, mlp);
 }
 
 }  // namespace moesaic::science

@@ -57,6 +57,46 @@ TEST_P(GradientsTest, EgnnMatchesPyTorch) {
   }
 }
 
+// Without a coordinate perceptron gradients are those of one whose result is 0.
+TEST_P(GradientsTest, EgnnWithoutCoordinatePerceptronHasGradients) {
+  for (const std::string name : {"egnn.plain", "egnn.gated"}) {
+    WeightMap weights = goldens_.Weights(name + ".weights.");
+    const std::vector<int32_t> src = goldens_.Ints(name + ".src"), dst = goldens_.Ints(name + ".dst");
+    const std::vector<float> h = Floats(name + ".h"), x = Floats(name + ".x"), edge = Floats(name + ".edge"),
+                             x_seed = Floats(name + ".seed1");
+    const auto edges = static_cast<int64_t>(src.size());
+    const graph::Graph graph = *graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
+                                                      graph::Indices::Of(dst.data(), edges), 11, 11);
+    std::map<std::string, std::vector<float>> grads[2];
+    for (const bool missing : {false, true}) {
+      for (float& value : weights.at("coord_mlp.2.weight").values) value = 0;
+      if (missing) std::erase_if(weights, [](const auto& w) { return w.first.starts_with("coord_mlp."); });
+      const EgnnLayer layer = *EgnnLayer::Load(WeightScope(weights), 6, 3);
+      std::map<std::string, std::vector<float>>& found = grads[missing];
+      found = {{"h", std::vector<float>(h.size())},
+               {"x", std::vector<float>(x.size())},
+               {"edge", std::vector<float>(edge.size())}};
+      GradientMap parameters;
+      for (const auto& [key, tensor] : weights) {
+        if (!key.starts_with("coord_mlp.")) found[key].resize(tensor.values.size());
+      }
+      for (auto& [key, values] : found) {
+        if (weights.contains(key)) parameters[key] = values;
+      }
+      ASSERT_TRUE(layer
+                      .Backward(ctx_, graph, h.data(), x.data(), edge.data(), Floats(name + ".seed0").data(),
+                                x_seed.data(),
+                                {found.at("h").data(), found.at("x").data(), found.at("edge").data()},
+                                parameters)
+                      .ok());
+    }
+    ASSERT_EQ(grads[0].size(), grads[1].size());
+    for (const auto& [key, values] : grads[0])
+      ExpectClose(grads[1].at(key), values, 1e-6F, (name + " " + key).c_str());
+    EXPECT_NE(grads[1].at("x"), x_seed);  // distances have gradients
+  }
+}
+
 TEST_P(GradientsTest, ReducedPerceptronsMatchDifferences) {
   std::mt19937 rng(5);
   std::normal_distribution<float> normal;

@@ -105,8 +105,10 @@ TEST_P(LayersTest, EgnnIsEquivariantAndIndependentOfThreads) {
   }
 }
 
-// Weights of an EgnnModel with `inputs` inputs and layers of `outputs` outputs.
-WeightMap PropertyWeights(std::mt19937* rng, int64_t inputs, int64_t hidden, int64_t outputs) {
+// Weights of an EgnnModel with `inputs` inputs and layers of `outputs` outputs. Layers of the authors' QM9
+// model have a gate and no coordinate perceptron.
+WeightMap PropertyWeights(std::mt19937* rng, int64_t inputs, int64_t hidden, int64_t outputs,
+                          bool qm9 = false) {
   WeightMap weights;
   std::uniform_real_distribution<float> uniform(-0.5F, 0.5F);
   auto linear = [&](const std::string& name, int64_t n, int64_t k) {
@@ -123,6 +125,10 @@ WeightMap PropertyWeights(std::mt19937* rng, int64_t inputs, int64_t hidden, int
     linear(layer + "edge_mlp.2", hidden, hidden);
     linear(layer + "node_mlp.0", hidden, 2 * hidden);
     linear(layer + "node_mlp.2", outputs, hidden);
+    if (qm9) {
+      linear(layer + "att_mlp.0", 1, hidden);
+      continue;
+    }
     linear(layer + "coord_mlp.0", hidden, hidden);
     linear(layer + "coord_mlp.2", 1, hidden);
   }
@@ -182,9 +188,13 @@ struct PlainEgnnModel {
         const int32_t s = edges.src[e], d = edges.dst[e];
         double squared = 0;
         for (int axis = 0; axis < 3; ++axis) squared += std::pow(x[3 * d + axis] - x[3 * s + axis], 2);
-        const std::vector<double> m =
-            Silu(Perceptron(layer + "edge_mlp", Joined(Joined(h[d], h[s]), {squared})));
-        const double weight = Perceptron(layer + "coord_mlp", m)[0];
+        std::vector<double> m = Silu(Perceptron(layer + "edge_mlp", Joined(Joined(h[d], h[s]), {squared})));
+        if (weights.contains(layer + "att_mlp.0.weight")) {
+          const double gate = 1 / (1 + std::exp(-Linear(layer + "att_mlp.0", m)[0]));
+          for (double& value : m) value *= gate;
+        }
+        const bool moves = weights.contains(layer + "coord_mlp.0.weight");
+        const double weight = moves ? Perceptron(layer + "coord_mlp", m)[0] : 0;
         for (size_t c = 0; c < m.size(); ++c) sums[d][c] += m[c];
         for (int axis = 0; axis < 3; ++axis)
           shifts[3 * d + axis] += weight * (x[3 * d + axis] - x[3 * s + axis]);
@@ -206,42 +216,85 @@ struct PlainEgnnModel {
   }
 };
 
-TEST_P(LayersTest, EgnnModelMatchesDouble) {
-  const WeightMap weights = PropertyWeights(&rng_, 5, 8, 8);
-  const EgnnModel model = *EgnnModel::Load(weights);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> features, xyz, expected;
-  graph::TestEdges both{.num_src = 19, .num_dst = 19, .src = {}, .dst = {}};
-  for (const auto& [first, nodes] : {std::pair{0, 8}, {8, 11}}) {  // two molecules
-    const graph::TestEdges edges = graph::RandomEdges(&rng_, nodes, nodes, 40, false, false);
-    std::vector<float> own_features, own_xyz;
-    for (int i = 0; i < 5 * nodes; ++i) own_features.push_back(uniform(rng_));
-    for (int i = 0; i < 3 * nodes; ++i) own_xyz.push_back(uniform(rng_));
-    expected.push_back(static_cast<float>(
-        PlainEgnnModel{weights}.Predict(edges, own_features, {own_xyz.begin(), own_xyz.end()})));
-    features.insert(features.end(), own_features.begin(), own_features.end());
-    xyz.insert(xyz.end(), own_xyz.begin(), own_xyz.end());
-    for (int64_t e = 0; e < edges.size(); ++e) {
-      both.src.push_back(first + edges.src[e]);
-      both.dst.push_back(first + edges.dst[e]);
+// Edges between all pairs of different nodes.
+graph::TestEdges CompleteEdges(int32_t nodes) {
+  graph::TestEdges edges{.num_src = nodes, .num_dst = nodes, .src = {}, .dst = {}};
+  for (int32_t d = 0; d < nodes; ++d) {
+    for (int32_t s = 0; s < nodes; ++s) {
+      if (s == d) continue;
+      edges.src.push_back(s);
+      edges.dst.push_back(d);
     }
   }
-  const int64_t bounds[] = {0, 8, 19};
-  const graph::Segments molecules = *graph::SegmentsFromPtr(graph::Indices::Of(bounds, 3), 19);
-  const graph::Graph graph = both.Build();
-  const std::vector<float> got = *model.Predict(ctx_, graph, features.data(), xyz.data(), molecules);
-  ExpectClose(got, expected, kTolerance, "property");
-  const std::vector<float> moved = Moved(xyz, RandomRotation(&rng_), {3, -1, 2});
-  ExpectClose(*model.Predict(ctx_, graph, features.data(), moved.data(), molecules), got, kEquivariance,
-              "moved");
-  const auto other = graph::MakeWorkspace(GetParam(), 3);
-  EXPECT_EQ(*model.Predict(other->context(), graph, features.data(), xyz.data(), molecules), got);
-  const int64_t short_bounds[] = {0, 8};
-  EXPECT_EQ(moesaic::Message(model
-                                 .Predict(ctx_, graph, features.data(), xyz.data(),
-                                          *graph::SegmentsFromPtr(graph::Indices::Of(short_bounds, 2), 8))
-                                 .status()),
-            "molecules have 8 nodes, but the graph has 19");
+  return edges;
+}
+
+TEST_P(LayersTest, EgnnModelMatchesDouble) {
+  for (const bool qm9 : {false, true}) {
+    const int inputs = qm9 ? 15 : 5;
+    const WeightMap weights = PropertyWeights(&rng_, inputs, 8, 8, qm9);
+    const EgnnModel model = *EgnnModel::Load(weights);
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    std::vector<float> features, xyz, expected;
+    graph::TestEdges both{.num_src = 19, .num_dst = 19, .src = {}, .dst = {}};
+    for (const auto& [first, nodes] : {std::pair{0, 8}, {8, 11}}) {  // two molecules
+      const graph::TestEdges edges =
+          qm9 ? CompleteEdges(nodes) : graph::RandomEdges(&rng_, nodes, nodes, 40, false, false);
+      std::vector<float> own_features, own_xyz;
+      for (int i = 0; i < inputs * nodes; ++i) own_features.push_back(uniform(rng_));
+      for (int i = 0; i < 3 * nodes; ++i) own_xyz.push_back(uniform(rng_));
+      expected.push_back(static_cast<float>(
+          PlainEgnnModel{weights}.Predict(edges, own_features, {own_xyz.begin(), own_xyz.end()})));
+      features.insert(features.end(), own_features.begin(), own_features.end());
+      xyz.insert(xyz.end(), own_xyz.begin(), own_xyz.end());
+      for (int64_t e = 0; e < edges.size(); ++e) {
+        both.src.push_back(first + edges.src[e]);
+        both.dst.push_back(first + edges.dst[e]);
+      }
+    }
+    const int64_t bounds[] = {0, 8, 19};
+    const graph::Segments molecules = *graph::SegmentsFromPtr(graph::Indices::Of(bounds, 3), 19);
+    const graph::Graph graph = both.Build();
+    const std::vector<float> got = *model.Predict(ctx_, graph, features.data(), xyz.data(), molecules);
+    ExpectClose(got, expected, kTolerance, "property");
+    const std::vector<float> moved = Moved(xyz, RandomRotation(&rng_), {3, -1, 2});
+    ExpectClose(*model.Predict(ctx_, graph, features.data(), moved.data(), molecules), got, kEquivariance,
+                "moved");
+    const auto other = graph::MakeWorkspace(GetParam(), 3);
+    EXPECT_EQ(*model.Predict(other->context(), graph, features.data(), xyz.data(), molecules), got);
+    const int64_t short_bounds[] = {0, 8};
+    EXPECT_EQ(moesaic::Message(model
+                                   .Predict(ctx_, graph, features.data(), xyz.data(),
+                                            *graph::SegmentsFromPtr(graph::Indices::Of(short_bounds, 2), 8))
+                                   .status()),
+              "molecules have 8 nodes, but the graph has 19");
+  }
+}
+
+// A coordinate perceptron whose result is 0 moves nothing, as none does.
+TEST_P(LayersTest, EgnnWithoutCoordinatePerceptronKeepsCoordinates) {
+  const Goldens goldens("egnn");
+  for (const auto& [name, options] : kEgnnCases) {
+    const EgnnCase c = LoadEgnn(goldens, name, options);
+    WeightMap weights = goldens.Weights(std::string(name) + ".weights.");
+    std::vector<float> h[2], x[2];
+    for (const bool missing : {false, true}) {
+      for (float& value : weights.at("coord_mlp.2.weight").values) value = 0;
+      if (missing) std::erase_if(weights, [](const auto& w) { return w.first.starts_with("coord_mlp."); });
+      const EgnnLayer layer = *EgnnLayer::Load(WeightScope(weights), 10, 3, options);
+      h[missing].resize(c.h.size());
+      x[missing].resize(c.x.size());
+      ASSERT_TRUE(
+          layer
+              .Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h[missing].data(), x[missing].data())
+              .ok());
+    }
+    EXPECT_EQ(x[0], c.x);
+    EXPECT_EQ(x[1], c.x);
+    // h does not depend on the coordinate perceptron: PyTorch's result is that of both.
+    ExpectClose(h[0], goldens.Floats(std::string(name) + ".h_out"), kTolerance, "h");
+    ExpectClose(h[1], goldens.Floats(std::string(name) + ".h_out"), kTolerance, "h");
+  }
 }
 
 // Runs a layer on a copy of x and returns its update.

@@ -31,7 +31,7 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(head)) + head + data)
 
 
-def egnn(inputs=21, hidden=4, outputs=None):
+def egnn(inputs=21, hidden=4, outputs=None, moves=True):
     """Weights of an EGNN whose layers leave nodes as they are, and that predicts silu(0.5 nodes)."""
     tensors = {}
 
@@ -44,8 +44,9 @@ def egnn(inputs=21, hidden=4, outputs=None):
     linear("gcl_0.edge_mlp.2", hidden, hidden)
     linear("gcl_0.node_mlp.0", hidden, 2 * hidden)
     linear("gcl_0.node_mlp.2", outputs or hidden, hidden)
-    linear("gcl_0.coord_mlp.0", hidden, hidden)
-    linear("gcl_0.coord_mlp.2", 1, hidden)
+    if moves:
+        linear("gcl_0.coord_mlp.0", hidden, hidden)
+        linear("gcl_0.coord_mlp.2", 1, hidden)
     linear("node_dec.0", hidden, hidden)
     linear("node_dec.2", 1, hidden, bias=0.5)
     linear("graph_dec.0", 1, 1, weight=1.0)
@@ -99,11 +100,15 @@ class Protein(unittest.TestCase):
             self.assertEqual(found[0], ["structure", "residues", "edges", "property"])
             self.assertEqual(found[1][1:3], ["24", "120"])
             self.assertAlmostEqual(float(found[1][3]), 12 / (1 + math.exp(-12)), places=3)
+        write_safetensors(weights, egnn(moves=False))  # coordinates have no effect on this model
+        still = rows(run("protein", "property", HELIX, "-w", weights, "--neighbors", 5).stdout)
+        self.assertEqual(still[1][1:], found[1][1:])
 
     def test_unusable_weights_are_named(self):
         weights = self.folder / "egnn.safetensors"
         write_safetensors(weights, egnn(inputs=20))
-        self.assertIn("must have 21 inputs, one per letter", self.error("property", HELIX, "-w", weights))
+        self.assertIn('"embedding.weight" must have 21 inputs, one per letter of ACDEFGHIKLMNPQRSTVWYX, but has 20; the verb '
+                      "predicts from residues", self.error("property", HELIX, "-w", weights))
         for outputs in (2, 400):
             write_safetensors(weights, egnn(outputs=outputs))
             self.assertIn(f'tensor "gcl_0.node_mlp.2.weight" must have the shape [4, -1], but has [{outputs}, 4]',

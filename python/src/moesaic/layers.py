@@ -259,7 +259,10 @@ class EdgeMlpReduce(_Differentiable):
 
 
 class EgnnLayer(_Differentiable):
-    """E(n)-equivariant layer (arXiv 2102.09844); parameters edge_mlp.*, node_mlp.*, coord_mlp.*, att_mlp.0."""
+    """E(n)-equivariant layer (arXiv 2102.09844); parameters edge_mlp.*, node_mlp.*, coord_mlp.*, att_mlp.0.
+
+    The last two are optional. Without att_mlp.0 messages have no gate; without coord_mlp.* coordinates do not move.
+    """
 
     def __init__(
         self,

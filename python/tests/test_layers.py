@@ -126,6 +126,78 @@ def test_protein_mpnn_matches_goldens():
     assert letters.shape == (44,) and score > 0 and 0 <= recovery <= 1
 
 
+NO_EDGES = np.zeros(0, np.int64)
+
+
+def test_layers_run_without_edges():
+    a = load("egnn")
+    layer = layers.EgnnLayer(under(a, "plain.weights."), 10, 3)
+    # Nodes 18 and 19 of the goldens have no incoming edge.
+    h, x = layer(graph.Graph(NO_EDGES, NO_EDGES, 2, 2), a["plain.h"][18:], a["plain.x"][18:], np.zeros((0, 3)))
+    close(h, a["plain.h_out"][18:])
+    np.testing.assert_array_equal(x, a["plain.x"][18:])
+    a = load("se3")
+    weights = under(a, "attention.weights.")
+    block = layers.Se3AttentionBlock(weights, {0: 5, 1: 3}, {0: 8, 1: 8, 2: 4}, 3, 2, 2)
+    plan = graph.Graph(NO_EDGES, NO_EDGES, 12, 12)
+    out = block(plan, a["xyz"], {0: a["x0"], 1: a["x1"]}, np.zeros((0, 3)))
+    for degree, own in ((0, 5), (1, 3), (2, 0)):  # attended features are 0
+        x = a[f"x{degree}"] if own else np.zeros((12, 0, 5), np.float32)
+        close(out[degree], np.einsum("oc,ncm->nom", weights[f"project.weights.{degree}"][:, :own], x))
+    a = under(load("protein_mpnn"), "weights.")
+    nodes = np.linspace(-1, 1, 3 * 16, dtype=np.float32).reshape(3, 16)
+    plan = graph.Graph(NO_EDGES, NO_EDGES, 3, 3)
+    encoder = layers.MpnnEncoderLayer(under(a, "encoder_layers.0."))
+    got, edge = encoder(plan, nodes, np.zeros((0, 16)))
+    one = graph.Graph(np.array([0]), np.array([1]), 3, 3)
+    want, _ = encoder(one, nodes, np.ones((1, 16)), edge_mask=np.zeros(1))  # the mask removes the message
+    np.testing.assert_array_equal(got, want)
+    assert edge.shape == (0, 16)
+
+
+def test_layers_run_without_nodes():
+    empty = graph.Graph(NO_EDGES, NO_EDGES, 0, 0)
+    a = load("egnn")
+    layer = layers.EgnnLayer(under(a, "plain.weights."), 10, 3)
+    h, x = layer(empty, np.zeros((0, 10)), np.zeros((0, 3)), np.zeros((0, 3)))
+    assert h.shape == (0, 10) and x.shape == (0, 3)
+    a = load("se3")
+    fibers = {0: 5, 1: 3}, {0: 8, 1: 8, 2: 4}
+    block = layers.Se3AttentionBlock(under(a, "attention.weights."), *fibers, 3, 2, 2)
+    features = {0: np.zeros((0, 5, 1)), 1: np.zeros((0, 3, 3))}
+    out = block(empty, np.zeros((0, 3)), features, np.zeros((0, 3)))
+    assert {degree: x.shape for degree, x in out.items()} == {0: (0, 8, 1), 1: (0, 8, 3), 2: (0, 4, 5)}
+    a = load("evoformer")
+    m, z = layers.EvoformerBlock(under(a, "weights."), 2, 2)(np.zeros((3, 0, 12)), np.zeros((0, 0, 10)))
+    assert m.shape == (3, 0, 12) and z.shape == (0, 0, 10)
+    src, dst = layers.knn_graph(np.zeros((0, 3)), 4)
+    assert len(src) == len(dst) == 0
+
+
+def test_layers_run_on_one_residue():
+    """The first of two residues, the second of which is padding, has the same results."""
+    a = load("evoformer")
+    block = layers.EvoformerBlock(under(a, "weights."), 2, 2)
+    m, z, mask = a["m"][:2, :2], a["z"][:2, :2], np.array([[1, 0], [0, 0]])
+    for got, want in zip(block(m[:1, :1], z[:1, :1]), block(m, z, mask, mask), strict=True):
+        close(got, want[:1, :1], 2e-4)
+    a = load("structure")
+    module = layers.StructureModule(under(a, "weights."), 3, 5, 4, 6, blocks=3)
+    one = module(a["single"][:1], a["pair"][:1, :1], a["types"][:1])
+    two = module(a["single"][:2], a["pair"][:2, :2], a["types"][:2], np.array([1, 0]))
+    for key in ("frames", "angles", "positions"):
+        close(one[key], two[key][:, :1], 4e-4)
+    a = load("protein_mpnn")
+    model = layers.ProteinMpnn(under(a, "weights."), 12)
+    at = np.flatnonzero(a["known"])[:1]
+    backbone = a["xyz"][at], np.ones(1), np.zeros(1, int), np.ones(1, int), a["sequence"][at]
+    logs = model.log_probabilities(*backbone, np.zeros(1, int))
+    np.testing.assert_allclose(np.exp(logs).sum(), 1, rtol=1e-5)
+    letters, score, _ = model.sample(*backbone, temperature=1.0, seed=3)
+    after = model.log_probabilities(*backbone[:4], letters, np.zeros(1, int))
+    np.testing.assert_allclose(score, -after[0, letters[0]], atol=1e-4)
+
+
 def test_graphs_from_coordinates_match_numpy(rng):
     xyz = rng.normal(size=(30, 3))
     distance = np.linalg.norm(xyz[:, None] - xyz[None], axis=-1) + 99 * np.eye(30)

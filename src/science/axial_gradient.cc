@@ -134,7 +134,7 @@ Status MsaAttention::Backward(const graph::Context& ctx, int64_t sequences, int6
                               const float* mask, const float* z, const float* m, const float* out_grad,
                               float* z_grad, float* m_grad, const GradientMap& parameters) const {
   const bool row = !bias_.empty();
-  if (row && z == nullptr) return InvalidArgument("row attention needs pair features");
+  if (row && z == nullptr && residues > 0) return InvalidArgument("row attention needs pair features");
   const GradientScope names(parameters);
   const graph::ScratchScope scope(ctx);
   const int64_t size = row ? mha_.heads * residues * residues : 0;

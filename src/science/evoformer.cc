@@ -251,7 +251,7 @@ Status MsaAttention::Run(const graph::Context& ctx, int64_t sequences, int64_t r
   const graph::ScratchScope scope(ctx);
   float* bias = nullptr;
   if (!bias_.empty()) {
-    if (z == nullptr) return InvalidArgument("row attention needs pair features");
+    if (z == nullptr && residues > 0) return InvalidArgument("row attention needs pair features");
     bias = TakeFloats(ctx, mha_.heads * residues * residues);
     ComputeBias(ctx, norm_z_, bias_, z, residues * residues, bias);
   }

@@ -1,6 +1,8 @@
 // Backward passes of layers against PyTorch's gradients of transcriptions, on every instruction set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "science/egnn.h"
 #include "science/evoformer.h"
 #include "science/invariant_points.h"
@@ -95,6 +97,42 @@ TEST_P(GradientsTest, EgnnWithoutCoordinatePerceptronHasGradients) {
       ExpectClose(grads[1].at(key), values, 1e-6F, (name + " " + key).c_str());
     EXPECT_NE(grads[1].at("x"), x_seed);  // distances have gradients
   }
+}
+
+// Without edges, only the node perceptron has gradients, and positions pass theirs on.
+TEST_P(GradientsTest, EgnnWithoutEdgesMatchesDifferences) {
+  const std::string name = "egnn.gated";
+  const WeightMap weights = goldens_.Weights(name + ".weights.");
+  const EgnnLayer layer = *EgnnLayer::Load(WeightScope(weights), 6, 3);
+  const graph::Graph graph = *graph::Graph::FromCoo({}, {}, 11, 11);
+  const std::vector<float> h = Floats(name + ".h"), x = Floats(name + ".x"), h_seed = Floats(name + ".seed0"),
+                           x_seed = Floats(name + ".seed1");
+  std::vector<float> h_grad(h.size()), x_grad(x.size());
+  const ParameterGradients parameters(goldens_, name);
+  ASSERT_TRUE(layer
+                  .Backward(ctx_, graph, h.data(), x.data(), nullptr, h_seed.data(), x_seed.data(),
+                            {h_grad.data(), x_grad.data(), nullptr}, parameters.map())
+                  .ok());
+  EXPECT_EQ(x_grad, x_seed);
+  constexpr float kStep = 0x1p-6F;
+  std::vector<float> differences(h.size());
+  for (size_t i = 0; i < h.size(); ++i) {
+    for (const float sign : {1.0F, -1.0F}) {
+      std::vector<float> moved = h, h_out(h.size()), x_out(x.size());
+      moved[i] += sign * kStep;
+      ASSERT_TRUE(layer.Run(ctx_, graph, moved.data(), x.data(), nullptr, h_out.data(), x_out.data()).ok());
+      for (size_t j = 0; j < h.size(); ++j) differences[i] += sign * h_seed[j] * h_out[j] / (2 * kStep);
+    }
+  }
+  // A step of 2^-6 has an error of third order, and divides the rounding of the results.
+  ExpectClose(h_grad, differences, 2e-3F, "h");
+  for (const auto& [key, values] : parameters.values()) {
+    const bool is_node = key.starts_with("node_mlp.");
+    EXPECT_EQ(std::any_of(values.begin(), values.end(), [](float g) { return g != 0; }), is_node) << key;
+  }
+  const graph::Graph empty = *graph::Graph::FromCoo({}, {}, 0, 0);
+  EXPECT_TRUE(
+      layer.Backward(ctx_, empty, nullptr, nullptr, nullptr, nullptr, nullptr, {}, GradientMap{}).ok());
 }
 
 TEST_P(GradientsTest, ReducedPerceptronsMatchDifferences) {

@@ -297,6 +297,33 @@ TEST_P(LayersTest, EgnnWithoutCoordinatePerceptronKeepsCoordinates) {
   }
 }
 
+// Nodes 18 and 19 of the goldens have no incoming edge: their rows are those of a graph without edges.
+TEST_P(LayersTest, EgnnRunsWithoutEdgesAndWithoutNodes) {
+  const Goldens goldens("egnn");
+  const graph::Graph isolated = *graph::Graph::FromCoo({}, {}, 2, 2);
+  const graph::Graph empty = *graph::Graph::FromCoo({}, {}, 0, 0);
+  auto last_two = [](const std::vector<float>& rows, int64_t width) {
+    return std::vector<float>(rows.end() - 2 * width, rows.end());
+  };
+  for (const auto& [name, options] : kEgnnCases) {
+    const EgnnCase c = LoadEgnn(goldens, name, options);
+    const std::vector<float> h = last_two(c.h, 10), x = last_two(c.x, 3);
+    std::vector<float> h_out(h.size()), x_out(x.size());
+    ASSERT_TRUE(c.layer.Run(ctx_, isolated, h.data(), x.data(), nullptr, h_out.data(), x_out.data()).ok());
+    ExpectClose(h_out, last_two(goldens.Floats(std::string(name) + ".h_out"), 10), kTolerance, "h");
+    EXPECT_EQ(x_out, x);
+    EXPECT_TRUE(c.layer.Run(ctx_, empty, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
+  }
+  // A molecule without atoms has the value of a sum of 0.
+  const WeightMap weights = PropertyWeights(&rng_, 5, 8, 8);
+  const EgnnModel model = *EgnnModel::Load(weights);
+  const int64_t bounds[] = {0, 0};
+  const std::vector<float> got = *model.Predict(ctx_, empty, nullptr, nullptr,
+                                                *graph::SegmentsFromPtr(graph::Indices::Of(bounds, 2), 0));
+  const double want = PlainEgnnModel{weights}.Perceptron("graph_dec", std::vector<double>(8))[0];
+  ExpectClose(got, {static_cast<float>(want)}, kTolerance, "property");
+}
+
 // Runs a layer on a copy of x and returns its update.
 template <typename Run>
 std::vector<float> UpdateOf(const std::vector<float>& x, const Run& run) {
@@ -376,6 +403,32 @@ TEST_P(LayersTest, EvoformerBlockDoesNotDependOnThreads) {
   }
 }
 
+// The block of one residue and one sequence gives the rows of the first ones before padding.
+TEST_P(LayersTest, EvoformerBlockRunsOnOneResidueAndOnNone) {
+  const Goldens goldens("evoformer");
+  const WeightMap weights = goldens.Weights("weights.");
+  const auto block = *EvoformerBlock::Load(WeightScope(weights), 2, 2);
+  const std::vector<float> m = goldens.Floats("m"), z = goldens.Floats("z");
+  const int64_t residues = goldens.Shape("m")[1], c_m = goldens.Shape("m")[2], c_z = goldens.Shape("z")[2];
+  std::vector<float> padded_m, padded_z;  // two sequences and two residues
+  for (int64_t row = 0; row < 2; ++row) {
+    const auto m_row = m.begin() + row * residues * c_m, z_row = z.begin() + row * residues * c_z;
+    padded_m.insert(padded_m.end(), m_row, m_row + 2 * c_m);
+    padded_z.insert(padded_z.end(), z_row, z_row + 2 * c_z);
+  }
+  std::vector<float> one_m(m.begin(), m.begin() + c_m), one_z(z.begin(), z.begin() + c_z);
+  const float mask[] = {1, 0, 0, 0};
+  ASSERT_TRUE(block.Run(ctx_, 2, 2, mask, mask, padded_m.data(), padded_z.data()).ok());
+  ASSERT_TRUE(block.Run(ctx_, 1, 1, nullptr, nullptr, one_m.data(), one_z.data()).ok());
+  padded_m.resize(c_m);
+  padded_z.resize(c_z);
+  // Each side has the error of nine layers.
+  ExpectClose(one_m, padded_m, 18 * kTolerance, "m");
+  ExpectClose(one_z, padded_z, 18 * kTolerance, "z");
+  EXPECT_TRUE(block.Run(ctx_, 3, 0, nullptr, nullptr, nullptr, nullptr).ok());
+  EXPECT_TRUE(block.Backward(ctx_, 3, 0, nullptr, nullptr, nullptr, nullptr, {}, {}).ok());
+}
+
 TEST_P(LayersTest, EvoformerLayersMustAgreeOnChannels) {
   const WeightMap weights = Goldens("evoformer").Weights("weights.");
   const int64_t c_m = Goldens("evoformer").Shape("m")[2], c_z = Goldens("evoformer").Shape("z")[2];
@@ -453,6 +506,31 @@ TEST_P(IpaTest, IsInvariantUnderMotions) {
     }
   }
   ExpectClose(Kept(Run(turned, Moved(translation, motion, {5, 6, -7}))), Kept(out), kEquivariance, "ipa");
+}
+
+// One residue attends to itself alone, as does the first of two of which the second is padding.
+TEST_P(IpaTest, RunsOnOneResidueAndOnNone) {
+  const std::vector<float> s = goldens_.Floats("ipa.s"), z = goldens_.Floats("z"),
+                           rotation = goldens_.Floats("ipa.rotation"),
+                           translation = goldens_.Floats("ipa.translation");
+  const int64_t c_s = goldens_.Shape("ipa.s")[1], residues = goldens_.Shape("z")[1],
+                c_z = goldens_.Shape("z")[2];
+  std::vector<float> pair;
+  for (int64_t row = 0; row < 2; ++row) {
+    const auto z_row = z.begin() + row * residues * c_z;
+    pair.insert(pair.end(), z_row, z_row + 2 * c_z);
+  }
+  const WeightMap weights = goldens_.Weights("ipa.weights.");
+  const auto layer = *InvariantPointAttention::Load(
+      WeightScope(weights), {.heads = 3, .dim = 5, .query_points = 4, .value_points = 6});
+  const Frames frames = {rotation.data(), translation.data()};
+  const float mask[] = {1, 0};
+  std::vector<float> one(c_s), padded(2 * c_s);
+  ASSERT_TRUE(layer.Run(ctx_, 1, s.data(), z.data(), frames, nullptr, one.data()).ok());
+  ASSERT_TRUE(layer.Run(ctx_, 2, s.data(), pair.data(), frames, mask, padded.data()).ok());
+  padded.resize(c_s);
+  ExpectClose(one, padded, 4 * kTolerance, "ipa");  // each side has an error of 2 kTolerance
+  EXPECT_TRUE(layer.Run(ctx_, 0, nullptr, nullptr, frames, nullptr, nullptr).ok());
 }
 
 TEST_P(LayersTest, MissingWeightsAreNamed) {

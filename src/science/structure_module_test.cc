@@ -79,6 +79,36 @@ TEST_P(StructureTest, DoesNotDependOnThreads) {
   }
 }
 
+// One residue attends to itself alone, as does the first of two of which the second is padding.
+TEST_P(StructureTest, RunsOnOneResidueAndOnNone) {
+  const StructureModule module = Load();
+  std::vector<float> pair;
+  for (int64_t row = 0; row < 2; ++row) {
+    const auto begin = pair_.begin() + row * n_ * module.c_z();
+    pair.insert(pair.end(), begin, begin + 2 * module.c_z());
+  }
+  const float mask[] = {1, 0};
+  std::vector<float> frames[2], angles[2], positions[2];
+  for (const int64_t n : {1, 2}) {
+    frames[n - 1].resize(kBlocks * n * 7);
+    angles[n - 1].resize(kBlocks * n * 14);
+    positions[n - 1].resize(kBlocks * n * 42);
+    ASSERT_TRUE(module
+                    .Run(ctx_, n, single_.data(), n == 1 ? pair_.data() : pair.data(), types_.data(),
+                         n == 1 ? nullptr : mask,
+                         {.frames = frames[n - 1].data(),
+                          .angles = angles[n - 1].data(),
+                          .positions = positions[n - 1].data()})
+                    .ok());
+  }
+  // Each side has the error of three iterations of six layers.
+  constexpr float kTolerance = 2 * 18 * 1e-5F;
+  ExpectClose(frames[0], WithoutPadding(frames[1], kBlocks, 2), kTolerance, "frames");
+  ExpectClose(angles[0], WithoutPadding(angles[1], kBlocks, 2), kTolerance, "angles");
+  ExpectClose(positions[0], WithoutPadding(positions[1], kBlocks, 2), kTolerance, "positions");
+  EXPECT_TRUE(module.Run(ctx_, 0, nullptr, nullptr, nullptr, nullptr, {}).ok());
+}
+
 TEST_P(StructureTest, AtomsNeedGeometryAndTypes) {
   std::vector<float> positions(kBlocks * n_ * 42), frames(kBlocks * n_ * 7);
   auto run = [&](const StructureModule& module, const int32_t* types, const StructureOutputs& out) {

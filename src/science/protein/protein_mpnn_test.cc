@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "science/test_goldens.h"
@@ -171,6 +172,87 @@ TEST_P(ProteinMpnnTest, IsInvariantUnderMotions) {
   input_.xyz = Moved(input_.xyz, rotation, {10, 20, -5});
   const MpnnEncoding after = *model_.Encode(ctx, input_);
   ExpectClose(after.nodes, before.nodes, 1e-4F, "nodes");
+}
+
+TEST_P(ProteinMpnnTest, OneResidueIsDesigned) {
+  const graph::Context ctx = workspace_->context();
+  size_t at = 0;
+  while (input_.known[at] == 0) ++at;
+  MpnnInput one{.xyz = {input_.xyz.begin() + 12 * at, input_.xyz.begin() + 12 * (at + 1)},
+                .known = {1},
+                .index = {0},
+                .chain = {1},
+                .sequence = {input_.sequence[at]},
+                .designed = {1}};
+  const MpnnEncoding encoding = *model_.Encode(ctx, one);
+  EXPECT_EQ(encoding.neighbor, std::vector<int32_t>{0});
+  const MpnnSample sample = *model_.Sample(ctx, one, encoding, {.temperature = 1, .seed = 5});
+  const std::vector<int32_t> order = {0};
+  const std::vector<float> logs = *model_.LogProbabilities(ctx, one, encoding, sample.sequence, order);
+  ASSERT_EQ(logs.size(), size_t{kMpnnLetters});
+  double total = 0;
+  for (const float x : logs) total += std::exp(double{x});
+  EXPECT_NEAR(total, 1, 1e-5);
+  EXPECT_NEAR(sample.score, -logs[sample.sequence[0]], 1e-4);
+  std::mt19937 rng(2);
+  MpnnInput moved = one;
+  moved.xyz = Moved(one.xyz, RandomRotation(&rng), {10, 20, -5});
+  ExpectClose(model_.Encode(ctx, moved)->nodes, encoding.nodes, 1e-4F, "nodes");
+  // A shift of all atoms changes nothing: gradients of an axis add up to 0.
+  std::vector<float> seed(kMpnnLetters), xyz_grad(one.xyz.size());
+  seed[3] = 1;
+  ASSERT_TRUE(model_.Backward(ctx, one, one.sequence, order, seed.data(), xyz_grad.data(), {}).ok());
+  float largest = 0;
+  for (const float g : xyz_grad) largest = std::max(largest, std::abs(g));
+  EXPECT_GT(largest, 0);
+  for (int axis = 0; axis < 3; ++axis) {
+    float sum = 0;
+    for (int atom = 0; atom < kBackboneAtoms; ++atom) sum += xyz_grad[3 * atom + axis];
+    EXPECT_NEAR(sum, 0, 1e-4F * largest) << axis;
+  }
+  // An unknown residue keeps its letter.
+  one.known = {0};
+  const MpnnSample kept = *model_.Sample(ctx, one, *model_.Encode(ctx, one), {});
+  EXPECT_EQ(kept.sequence, one.sequence);
+  EXPECT_EQ(kept.score, 0);
+}
+
+// An edge with the mask 0 has no effect on nodes: results are those of a graph without edges.
+TEST_P(ProteinMpnnTest, LayersRunWithoutEdgesAndWithoutNodes) {
+  const graph::Context ctx = workspace_->context();
+  const WeightMap weights = goldens_.Weights("weights.");
+  const WeightScope scope(weights);
+  const std::vector<float> nodes = goldens_.Floats("nodes"), edges = goldens_.Floats("edges");
+  const int64_t count = goldens_.Shape("nodes")[0];
+  const int32_t src[] = {0}, dst[] = {1};
+  const graph::Graph one_edge =
+      *graph::Graph::FromCoo(graph::Indices::Of(src, 1), graph::Indices::Of(dst, 1), count, count);
+  const graph::Graph edgeless = *graph::Graph::FromCoo({}, {}, count, count);
+  const graph::Graph empty = *graph::Graph::FromCoo({}, {}, 0, 0);
+  const float mask[] = {0};
+  for (const std::string name : {"encoder_layers.0", "decoder_layers.0"}) {
+    const auto layer = *MpnnLayer::Load(scope.Under(name));
+    const std::vector<float> sources(count * layer.source_inputs(), 0.5F);
+    const MpnnLayerInputs masked = {.nodes = nodes.data(),
+                                    .src = layer.encoder() ? nullptr : sources.data(),
+                                    .edge = edges.data(),
+                                    .edge_mask = mask};
+    std::vector<float> want(nodes.size()), got(nodes.size()), edge_out(layer.hidden()),
+        want_grad(nodes.size()), got_grad(nodes.size());
+    ASSERT_TRUE(layer.Run(ctx, one_edge, masked, want.data(), edge_out.data()).ok());
+    ASSERT_TRUE(layer.Run(ctx, edgeless, {.nodes = nodes.data()}, got.data(), nullptr).ok());
+    EXPECT_EQ(got, want) << name;
+    ASSERT_TRUE(
+        layer.Backward(ctx, one_edge, masked, {.nodes_out = nodes.data(), .nodes = want_grad.data()}, {})
+            .ok());
+    ASSERT_TRUE(layer
+                    .Backward(ctx, edgeless, {.nodes = nodes.data()},
+                              {.nodes_out = nodes.data(), .nodes = got_grad.data()}, {})
+                    .ok());
+    EXPECT_EQ(got_grad, want_grad) << name;
+    EXPECT_TRUE(layer.Run(ctx, empty, {}, nullptr, nullptr).ok());
+    EXPECT_TRUE(layer.Backward(ctx, empty, {}, {}, {}).ok());
+  }
 }
 
 TEST_P(ProteinMpnnTest, RandomWeightsLoadAndShapesAreChecked) {

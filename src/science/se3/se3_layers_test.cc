@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "science/test_goldens.h"
 
 namespace moesaic::science {
@@ -127,6 +130,54 @@ TEST_P(Se3LayersTest, AttentionIsEquivariantAndIndependentOfThreads) {
   ExpectClose(after.at(2), TurnedDegree2(before.at(2), rotation, &rng), 1e-4F, "degree 2");
   const auto other = graph::MakeWorkspace(GetParam(), 3);
   EXPECT_EQ(*block.Run(other->context(), GraphOf(xyz_), x_, edge_.data()), before);
+}
+
+// Without edges nothing is attended to: the result is the projection of own features, and of zeros.
+TEST_P(Se3LayersTest, LayersRunWithoutEdgesAndWithoutNodes) {
+  const auto block = *Se3AttentionBlock::Load(WeightScope(attention_), kIn, kOut, 3, 2, 2);
+  const auto conv = *Se3Conv::Load(WeightScope(conv_), kIn, kOut, 3);
+  const Se3Graph edgeless =
+      *Se3Graph::Create(*graph::Graph::FromCoo({}, {}, kSe3Nodes, kSe3Nodes), xyz_.data(), 2);
+  const FiberFeatures attended = *block.Run(ctx_, edgeless, x_, nullptr),
+                      sums = *conv.RunNodes(ctx_, edgeless, x_, nullptr);
+  FiberFeatures seed, x_grad = x_, want_grad = x_;
+  Se3Gradients grads;
+  for (auto& [degree, values] : x_grad) {
+    std::fill(values.begin(), values.end(), 0.0F);
+    std::fill(want_grad[degree].begin(), want_grad[degree].end(), 0.0F);
+    grads.nodes[degree] = values.data();
+  }
+  for (const auto& [degree, channels] : kOut) {
+    const int64_t dim = 2 * degree + 1, n = channels;
+    const WeightTensor& weight = attention_.at(fmt::format("project.weights.{}", degree));
+    const int64_t own = kIn.contains(degree) ? kIn.at(degree) : 0, k = weight.shape[1];
+    std::vector<float> want(kSe3Nodes * n * dim);
+    seed[degree].resize(want.size());
+    for (size_t i = 0; i < want.size(); ++i) seed[degree][i] = std::cos(static_cast<float>(i));
+    for (int64_t row = 0; row < kSe3Nodes; ++row) {
+      for (int64_t o = 0; o < n; ++o) {
+        for (int64_t c = 0; c < own; ++c) {
+          for (int64_t m = 0; m < dim; ++m) {
+            const int64_t from = (row * own + c) * dim + m, to = (row * n + o) * dim + m;
+            want[to] += weight.values[o * k + c] * x_[degree][from];
+            want_grad[degree][from] += weight.values[o * k + c] * seed[degree][to];
+          }
+        }
+      }
+    }
+    ExpectClose(attended.at(degree), want, 1e-5F, "attention");
+    EXPECT_EQ(sums.at(degree), std::vector<float>(want.size())) << degree;
+  }
+  std::vector<float> xyz_grad(xyz_.size());
+  grads.xyz = xyz_grad.data();
+  ASSERT_TRUE(block.Backward(ctx_, edgeless, x_, nullptr, seed, grads, {}).ok());
+  for (const auto& [degree, want] : want_grad) ExpectClose(x_grad.at(degree), want, 1e-5F, "gradient");
+  EXPECT_EQ(xyz_grad, std::vector<float>(xyz_.size()));
+
+  const Se3Graph empty = *Se3Graph::Create(*graph::Graph::FromCoo({}, {}, 0, 0), nullptr, 2);
+  const FiberFeatures none = {{0, {}}, {1, {}}}, no_rows = {{0, {}}, {1, {}}, {2, {}}};
+  EXPECT_EQ(*block.Run(ctx_, empty, none, nullptr), no_rows);
+  EXPECT_EQ(*conv.RunNodes(ctx_, empty, none, nullptr), no_rows);
 }
 
 TEST_P(Se3LayersTest, WrongShapesAreNamed) {

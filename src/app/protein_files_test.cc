@@ -5,9 +5,12 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+
+#include "science/protein/protein_mpnn.h"
 
 namespace moesaic::app {
 namespace {
@@ -48,6 +51,68 @@ TEST_F(ProteinFilesTest, AllMembersOfAGzipFileAreRead) {
     std::filesystem::resize_file(path, cut);
     EXPECT_EQ(Message(ReadStructure(path).status()), path + ": the gzip data are damaged or truncated");
   }
+}
+
+// The folder of the Python test of ProteinMPNN.
+std::string StructuresFolder() {
+  const char* named = std::getenv("MOESAIC_STRUCTURES");
+  return named != nullptr ? named : std::string(MOESAIC_SOURCE_DIR) + "/../shared/data/graphs";
+}
+
+std::string LettersOf(const science::Chain& chain) {
+  std::string letters;
+  for (const science::Residue& residue : chain.residues) letters.push_back(residue.letter);
+  return letters;
+}
+
+TEST_F(ProteinFilesTest, AModelOfTheProteinDataBankIsRead) {
+  const std::string path = StructuresFolder() + "/5nmu.pdb.gz";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no test data: " << path;
+  const science::Structure structure = *ReadStructure(path);
+  EXPECT_TRUE(structure.ended);
+  EXPECT_FALSE(structure.more_models);
+  EXPECT_EQ(structure.alternates, 0);
+  EXPECT_EQ(structure.incomplete(), 0);
+  ASSERT_EQ(structure.chains.size(), 6);
+  for (size_t c = 0; c < 6; ++c) {
+    const science::Chain& chain = structure.chains[c];
+    EXPECT_EQ(chain.name, std::string(1, static_cast<char>('B' + c)));
+    EXPECT_EQ(
+        LettersOf(chain),
+        "GPMVLQAQEIMTQNVVTIRGSATVADAVKLMKEKKLRGLIVEPRHEQDPYGIVTETDIVYKVAAFGHDPKTMRVYEIMAKPCVVVNPELGVEYVA"
+        "RLFAQTRIRRAPVIQGKTLLGIISVSDILFKSDFVEKPKRLFIEDEIEAAREDARAICAAKGETSPDCAAAWDVVEELQAEASHQRAKKQGSNSF"
+        "QAYCEANPDALECRIYDD")
+        << chain.name;
+    EXPECT_EQ(chain.residues.front().number, 1);
+    EXPECT_EQ(chain.residues.back().number, 208);
+  }
+  const science::Residue& first = structure.chains[0].residues[0];
+  EXPECT_EQ(first.atoms[0], (science::Point{-13.429F, -31.688F, 20.141F}));
+  EXPECT_EQ(first.atoms[3], (science::Point{-10.829F, -30.806F, 20.371F}));
+  EXPECT_EQ(structure.chains[5].residues[207].atoms[1], (science::Point{-41.388F, 12.382F, 8.99F}));
+  const science::MpnnInput input = *science::MakeMpnnInput(structure);
+  EXPECT_EQ(input.known, std::vector<uint8_t>(6 * 208, 1));
+}
+
+// Its residues have N, CA and C only, and the file has no END record.
+TEST_F(ProteinFilesTest, AComplexWithoutOxygensIsReadAndNotDesigned) {
+  const std::string path = StructuresFolder() + "/complex.pdb.gz";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no test data: " << path;
+  const science::Structure structure = *ReadStructure(path);
+  EXPECT_FALSE(structure.ended);
+  ASSERT_EQ(structure.chains.size(), 2);
+  EXPECT_EQ(structure.chains[0].residues.size(), 218);
+  EXPECT_EQ(structure.chains[1].residues.size(), 310);
+  EXPECT_EQ(LettersOf(structure.chains[0]).substr(0, 20), "MQRARCYLIGETAVVLELEP");
+  EXPECT_EQ(LettersOf(structure.chains[1]).substr(290), "ARQDQQRYFEQLAWRLHNEN");
+  for (const science::Chain& chain : structure.chains) {
+    for (const science::Residue& residue : chain.residues)
+      EXPECT_EQ(residue.present, (std::array<bool, science::kBackboneAtoms>{true, true, true, false}));
+  }
+  EXPECT_EQ(structure.chains[1].residues[309].atoms[1], (science::Point{-24.572F, 11.444F, -6.229F}));
+  EXPECT_EQ(Message(science::MakeMpnnInput(structure).status()),
+            "no residue to design has all of the atoms N, CA, C, O: residue 1 of chain \"A\" lacks O, for "
+            "example");
 }
 
 TEST_F(ProteinFilesTest, GitLfsPointersAreNamed) {

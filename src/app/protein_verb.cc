@@ -45,6 +45,7 @@ std::string ChainLetters(const science::Chain& chain) {
 
 void ReportIrregular(const science::Structure& structure) {
   if (structure.more_models) Tell("only the first model is read\n");
+  if (!structure.ended) Tell("the file has no END record: it may be truncated\n");
   if (structure.alternates > 0) {
     Tell("{} alternate locations of backbone atoms: the highest occupancies are taken\n",
          structure.alternates);

@@ -84,6 +84,20 @@ class Protein(unittest.TestCase):
         self.assertRegex(one[3], "^[A-WY]{24}$")
         self.assertIn('has no chain "C"; it has A, B', self.error("design", self.pair, "--random-weights", 1, "--chains", "A,C"))
 
+    def test_backbones_without_an_atom_are_not_designed(self):
+        bare = self.folder / "bare.pdb"
+        bare.write_text("".join(f"{line}\n" for line in HELIX.read_text().splitlines() if line[12:16] != " O  "))
+        self.assertEqual(rows(run("protein", "inspect", bare).stdout)[1][4], "24")
+        self.assertIn('no residue to design has all of the atoms N, CA, C, O: residue 1 of chain "A" lacks O',
+                      self.error("design", bare, "--random-weights", 1))
+
+    def test_a_missing_end_is_reported(self):
+        cut = self.folder / "cut.pdb"
+        cut.write_text("".join(HELIX.read_text().splitlines(keepends=True)[:-20]))
+        self.assertIn("the file has no END record: it may be truncated", run("protein", "inspect", cut).stderr)
+        self.assertNotIn("END", run("protein", "inspect", HELIX).stderr)
+        self.assertNotIn("END", run("protein", "inspect", HELIX.with_suffix(".cif")).stderr)
+
     def test_results_are_written_to_a_file(self):
         printed = run("protein", "design", self.pair, "--random-weights", 1, "-n", 2, "--seed", 5).stdout
         out = self.folder / "designs.fasta"

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kChainOffset = 100;  // of residue indices between chains
 constexpr int kUnknownLetter = kMpnnLetters - 1;
+constexpr const char* kBackboneNames[kBackboneAtoms] = {"N", "CA", "C", "O"};
 
 void AppendResidue(const Residue* residue, int32_t index, int32_t chain, bool designed, MpnnInput* input) {
   const bool known = residue != nullptr && residue->complete();
@@ -28,6 +29,14 @@ void AppendResidue(const Residue* residue, int32_t index, int32_t chain, bool de
   input->designed.push_back(designed ? 1 : 0);
 }
 
+std::vector<std::string> MissingAtoms(const Residue& residue) {
+  std::vector<std::string> missing;
+  for (int atom = 0; atom < kBackboneAtoms; ++atom) {
+    if (!residue.present[atom]) missing.emplace_back(kBackboneNames[atom]);
+  }
+  return missing;
+}
+
 }  // namespace
 
 StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<std::string>& chains) {
@@ -40,16 +49,20 @@ StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<
   }
   MpnnInput input;
   int32_t number = 0;
+  const Chain* first_designed = nullptr;
+  bool designs_any = false;
   for (const Chain& chain : structure.chains) {
     const bool designed =
         chains.empty() || std::find(chains.begin(), chains.end(), chain.name) != chains.end();
     ++number;
+    if (designed && first_designed == nullptr && !chain.residues.empty()) first_designed = &chain;
     auto index = [&] { return kChainOffset * (number - 1) + static_cast<int32_t>(input.size()); };
     for (size_t r = 0; r < chain.residues.size(); ++r) {
       const int64_t gap = r == 0 ? 0 : int64_t{chain.residues[r].number} - chain.residues[r - 1].number - 1;
       for (int64_t missing = 0; gap <= kMaxFilledGap && missing < gap; ++missing)
         AppendResidue(nullptr, index(), number, designed, &input);
       AppendResidue(&chain.residues[r], index(), number, designed, &input);
+      designs_any |= designed && chain.residues[r].complete();
       if (input.size() > kMaxMpnnPositions) {
         return ResourceExhausted(
             "the structure has more than {} residues, counting those that its numbering omits; design some "
@@ -57,6 +70,13 @@ StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<
             kMaxMpnnPositions);
       }
     }
+  }
+  if (first_designed != nullptr && !designs_any) {
+    const Residue& residue = first_designed->residues[0];
+    const std::vector<std::string> missing = MissingAtoms(residue);
+    return InvalidArgument(
+        "no residue to design has all of the atoms {}: residue {} of chain \"{}\" lacks {}, for example",
+        fmt::join(kBackboneNames, ", "), residue.number, first_designed->name, fmt::join(missing, ", "));
   }
   return input;
 }

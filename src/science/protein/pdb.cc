@@ -63,7 +63,7 @@ StatusOr<AtomRecord> ParseAtom(std::string_view line, const std::string& name, i
 StatusOr<Structure> ParsePdb(std::string_view text, const std::string& name) {
   StructureBuilder builder(name);
   std::string id;
-  bool more_models = false;
+  bool more_models = false, ended = false;
   int64_t number = 0;
   while (!text.empty()) {
     const size_t end = text.find('\n');
@@ -75,14 +75,20 @@ StatusOr<Structure> ParsePdb(std::string_view text, const std::string& name) {
     if (record == "HEADER") id = std::string(Field(line, 63, 66));
     if (record == "ENDMDL") {
       more_models = text.find("\nMODEL ") != std::string_view::npos || text.substr(0, 6) == "MODEL ";
+      ended = true;
       break;
     }
-    if (record == "END") break;
+    if (record == "END") {
+      ended = true;
+      break;
+    }
     if (record != "ATOM" && record != "HETATM") continue;
     ASSIGN_OR_RETURN(const AtomRecord atom, ParseAtom(line, name, number));
     RETURN_IF_ERROR(builder.Add(atom));
   }
-  return builder.Finish(std::move(id), more_models);
+  ASSIGN_OR_RETURN(Structure structure, builder.Finish(std::move(id), more_models));
+  structure.ended = ended;
+  return structure;
 }
 
 }  // namespace moesaic::science

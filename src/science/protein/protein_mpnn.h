@@ -37,8 +37,9 @@ inline constexpr int kMaxFilledGap = 512;
 /// neighbours the edges take 3.2 GB.
 inline constexpr int64_t kMaxMpnnPositions = 1 << 17;
 
-/// Converts a structure. `chains` names the chains to design; empty: all. Fails if a chain does not exist,
-/// and with more than kMaxMpnnPositions positions.
+/// Converts a structure. `chains` names the chains to design; empty: all. Residues that lack an atom are
+/// unknown, as in the published program. Fails if a chain does not exist, if all residues to design are
+/// unknown, and with more than kMaxMpnnPositions positions.
 StatusOr<MpnnInput> MakeMpnnInput(const Structure& structure, const std::vector<std::string>& chains = {});
 
 /// Result of the encoder.

@@ -9,6 +9,8 @@
 // - A residue without all of N, CA, C and O stays in the chain, but is not `complete`.
 // - A damaged record is an error that names its line: too short, a number that does not parse or is not
 // finite.
+// - A PDB file that is cut at the end of a line lacks its END or ENDMDL record: see Structure::ended. mmCIF
+// has no mark of the end, so that a file cut at the end of a row is read as a whole one.
 #pragma once
 
 #include <array>
@@ -47,6 +49,7 @@ struct Structure {
   std::vector<Chain> chains;
   int64_t alternates = 0;  ///< Backbone atoms of locations that were not taken.
   bool more_models = false;
+  bool ended = true;  ///< PDB: END or ENDMDL follows the atoms; without, the file may be truncated.
 
   int64_t residues() const;
   int64_t incomplete() const;  ///< Residues that lack a backbone atom.

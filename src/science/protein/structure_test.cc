@@ -36,6 +36,19 @@ TEST(PdbTest, ReadsChainsAndBackbones) {
   EXPECT_EQ(structure.chains[1].residues[0].number, -3);
   EXPECT_EQ(structure.residues(), 3);
   EXPECT_EQ(structure.incomplete(), 0);
+  EXPECT_TRUE(structure.ended);
+}
+
+TEST(PdbTest, AMissingEndIsReported) {
+  const std::string atoms = BackboneAtoms("ALA", 'A', 1, 0) + BackboneAtoms("GLY", 'A', 2, 5);
+  for (const std::string end : {"END", "END\n", "TER\nEND   \n", "ENDMDL\nEND\n", "ENDMDL\nMODEL        2\n"})
+    EXPECT_TRUE(ParsePdb(atoms + end, "x.pdb")->ended) << end;
+  for (const std::string end : {"", "TER\n", "ENDX\n", "MODEL        2\n"})
+    EXPECT_FALSE(ParsePdb(atoms + end, "x.pdb")->ended) << end;
+  // A file cut at a line loses the residues after it.
+  const Structure cut = *ParsePdb(BackboneAtoms("ALA", 'A', 1, 0), "x.pdb");
+  EXPECT_EQ(cut.residues(), 1);
+  EXPECT_FALSE(cut.ended);
 }
 
 TEST(PdbTest, GapsOfALongChainAreBounded) {
@@ -44,6 +57,7 @@ TEST(PdbTest, GapsOfALongChainAreBounded) {
   for (int r = 0; r < 1000; ++r) {
     Residue residue;
     residue.number = 500 * r;
+    residue.present.fill(true);
     structure.chains[0].residues.push_back(residue);
   }
   EXPECT_EQ(
@@ -122,6 +136,7 @@ TEST(MmcifTest, ReadsTheAtomLoop) {
                            "ATOM 'O' B LEU A X 10 ? 5 2 3 0.7 1\nHETATM O . HOH B X . ? 1 1 1 1 1\n"
                            "ATOM CA . GLY A X 10 ? 9 9 9 1.0 2\n#\nloop_\n_other.id\n1\n2\n";
   const Structure structure = *ParseStructure(text, "x.cif");
+  EXPECT_TRUE(structure.ended);
   EXPECT_EQ(structure.id, "9XYZ");
   EXPECT_TRUE(structure.more_models);
   ASSERT_EQ(structure.chains.size(), 1);
@@ -169,6 +184,17 @@ TEST(MpnnInputTest, FillsGapsAndKeepsChains) {
   EXPECT_EQ(input.designed, (std::vector<uint8_t>{0, 0, 0, 0, 1}));
   EXPECT_EQ(Message(MakeMpnnInput(structure, {"Q"}).status()),
             "the structure has no chain \"Q\"; it has A, B");
+}
+
+TEST(MpnnInputTest, ChainsWithoutACompleteResidueAreRefused) {
+  std::string text = BackboneAtoms("ALA", 'A', 1, 0);
+  for (const int number : {7, 8})
+    text += Atom(1, "CA", "GLY", 'B', number, 3) + Atom(2, "C", "GLY", 'B', number, 4);
+  const Structure structure = *ParsePdb(text, "x.pdb");
+  EXPECT_EQ(MakeMpnnInput(structure)->known, (std::vector<uint8_t>{1, 0, 0}));
+  EXPECT_EQ(Message(MakeMpnnInput(structure, {"B"}).status()),
+            "no residue to design has all of the atoms N, CA, C, O: residue 7 of chain \"B\" lacks N, O, for "
+            "example");
 }
 
 }  // namespace

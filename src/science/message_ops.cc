@@ -151,6 +151,13 @@ StatusOr<int64_t> HeadWidth(int64_t cols, int64_t heads) {
   return cols / heads;
 }
 
+// Returns a copy of x in f32.
+Features Widened(const Context& ctx, ScratchScope* scope, const Features& x) {
+  const Output wide = scope->Matrix(tensor::DType::kF32, x.rows, x.cols);
+  RoundInto(ctx, x, 1, 0, wide);
+  return wide;
+}
+
 Status GspmmDot(const Context& ctx, const Graph& graph, const GspmmParams& p) {
   ASSIGN_OR_RETURN(const int64_t width, HeadWidth(p.u.cols, p.out.cols));
   ScratchScope scope(ctx);
@@ -222,11 +229,21 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
   }
   if (masked) RETURN_IF_ERROR(CheckArg(g.arg, g.out_grad.rows, g.out_grad.cols));
   ScratchScope scope(ctx);
-  Features grad = g.out_grad;
-  if (p.reduce == Reduce::kMean) {
-    const Output divided = scope.Matrix(grad.dtype, grad.rows, grad.cols);
+  constexpr tensor::DType kF32 = tensor::DType::kF32;
+  const bool f32 = main.dtype == kF32, mean = p.reduce == Reduce::kMean,
+             product = p.message == Message::kUMulE || p.message == Message::kUDivE;
+  // Gradients of a 16-bit mean, divided by the number of edges, are summed or multiplied in f32: results are
+  // rounded once. Those of copied edges are only divided.
+  const bool widens = mean && !f32 && p.message != Message::kCopyE;
+  Features grad = g.out_grad, u = p.u, e = p.e;
+  if (mean) {
+    const Output divided = scope.Matrix(widens ? kF32 : grad.dtype, grad.rows, grad.cols);
     DivideByCount(ctx, graph.by_destination(), grad, divided);
     grad = divided;
+  }
+  if (widens && (product || dot)) {
+    if (!g.e_grad.empty()) u = Widened(ctx, &scope, u);
+    if (!g.u_grad.empty()) e = Widened(ctx, &scope, e);
   }
   const int32_t* mask = masked ? g.arg.data() : nullptr;
   Target grad_target = Target::kDestination;
@@ -241,27 +258,27 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
   if (!g.e_grad.empty() && p.message == Message::kCopyU) FillZeros(g.e_grad);
   if (!g.u_grad.empty() && p.message != Message::kCopyE) {
     const Operand out_grad = {grad, RowsBySource(graph, grad_target)};
-    const Operand at_edge = {p.e, RowsBySource(graph, Target::kEdge)};
-    const bool scaled = p.message == Message::kUMulE || p.message == Message::kUDivE;
+    const Operand at_edge = {e, RowsBySource(graph, Target::kEdge)};
+    const Output sums = widens ? scope.Matrix(kF32, g.u_grad.rows, g.u_grad.cols) : g.u_grad;
     if (dot) {
-      ReduceInto(ctx, graph.by_source(), Op::kMul, Reduce::kSum, at_edge, out_grad, width, g.u_grad, {});
+      ReduceInto(ctx, graph.by_source(), Op::kMul, Reduce::kSum, at_edge, out_grad, width, sums, {});
     } else {
-      ReduceInto(ctx, graph.by_source(), scaled ? ElementOp(p.message) : Op::kCopyU, Reduce::kSum, out_grad,
-                 at_edge, scaled ? group : 1, g.u_grad, {}, mask);
+      ReduceInto(ctx, graph.by_source(), product ? ElementOp(p.message) : Op::kCopyU, Reduce::kSum, out_grad,
+                 at_edge, product ? group : 1, sums, {}, mask);
     }
+    if (widens) RoundInto(ctx, sums, 1, 0, g.u_grad);
   }
   if (g.e_grad.empty() || p.message == Message::kCopyU) return OkStatus();
   const Operand out_grad = {grad, RowsByDestination(graph, grad_target)};
-  const Operand at_src = {p.u, RowsByDestination(graph, Target::kSource)};
+  const Operand at_src = {u, RowsByDestination(graph, Target::kSource)};
+  const bool quotient = p.message == Message::kUDivE;
+  const Output e_grad =
+      widens || (quotient && !f32) ? scope.Matrix(kF32, g.e_grad.rows, g.e_grad.cols) : g.e_grad;
   if (dot) {
-    MapInto(ctx, graph, {.op = Op::kMul, .lhs = at_src, .rhs = out_grad, .rhs_group = width}, g.e_grad);
+    MapInto(ctx, graph, {.op = Op::kMul, .lhs = at_src, .rhs = out_grad, .rhs_group = width}, e_grad);
+    if (widens) RoundInto(ctx, e_grad, 1, 0, g.e_grad);
     return OkStatus();
   }
-  const bool product = p.message == Message::kUMulE || p.message == Message::kUDivE;
-  const bool quotient = p.message == Message::kUDivE;
-  const Output e_grad = quotient && g.e_grad.dtype != tensor::DType::kF32
-                            ? scope.Matrix(tensor::DType::kF32, g.e_grad.rows, g.e_grad.cols)
-                            : g.e_grad;
   MapInto(ctx, graph,
           {.op = product ? Op::kMul : Op::kCopyU,
            .lhs = out_grad,
@@ -270,7 +287,11 @@ Status GspmmBackward(const Context& ctx, const Graph& graph, const GspmmParams& 
            .alpha = p.message == Message::kUSubE || p.message == Message::kUDivE ? -1.0F : 1.0F,
            .mask = mask},
           e_grad);
-  if (quotient) DivideTwice(ctx, graph, e_grad, {p.e, RowsByDestination(graph, Target::kEdge)}, g.e_grad);
+  if (quotient) {
+    DivideTwice(ctx, graph, e_grad, {p.e, RowsByDestination(graph, Target::kEdge)}, g.e_grad);
+  } else if (widens) {
+    RoundInto(ctx, e_grad, 1, 0, g.e_grad);
+  }
   return OkStatus();
 }
 

@@ -160,14 +160,13 @@ double Dot(const Matrix& a, const Matrix& b) {
 
 constexpr tensor::DType kMessageTypes[] = {tensor::DType::kF32, tensor::DType::kBF16, tensor::DType::kF16};
 
-// Expects the derivative in a direction. Elements of the gradient are rounded to their type `roundings`
-// times.
-void ExpectDerivative(const TestFeatures& grad, const Matrix& direction, double want, int roundings = 1) {
+// Expects the derivative in a direction. Elements of the gradient are rounded to their type once.
+void ExpectDerivative(const TestFeatures& grad, const Matrix& direction, double want) {
   double magnitude = 0;
   const Matrix values = Values(grad);
   for (size_t i = 0; i < values.size(); ++i) magnitude += std::abs(values[i] * direction[i]);
   EXPECT_NEAR(Dot(values, direction), want,
-              2e-4 * std::max(10.0, std::abs(want)) + roundings * Unit(grad.dtype()) * magnitude);
+              2e-4 * std::max(10.0, std::abs(want)) + Unit(grad.dtype()) * magnitude);
 }
 
 TEST_P(MessageOpsTest, GspmmGradientsMatchDifferences) {
@@ -176,7 +175,6 @@ TEST_P(MessageOpsTest, GspmmGradientsMatchDifferences) {
   for (const Message message : kMessages) {
     for (const Reduce reduce : kReduces) {
       const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
-      const int roundings = reduce == Reduce::kMean ? 2 : 1;  // of out_grad divided by the count
       for (const Case& c : Cases(message)) {
         for (const tensor::DType dtype : kMessageTypes) {
           SCOPED_TRACE(testing::Message()
@@ -212,12 +210,12 @@ TEST_P(MessageOpsTest, GspmmGradientsMatchDifferences) {
           if (message != Message::kCopyE) {
             const double want =
                 Derivative([&](const Matrix& x) { return loss(x, Values(e)); }, Values(u), du);
-            ExpectDerivative(u_grad, du, want, roundings);
+            ExpectDerivative(u_grad, du, want);
           }
           if (message != Message::kCopyU) {
             const double want =
                 Derivative([&](const Matrix& y) { return loss(Values(u), y); }, Values(e), de);
-            ExpectDerivative(e_grad, de, want, roundings);
+            ExpectDerivative(e_grad, de, want);
           }
         }
       }
@@ -283,6 +281,71 @@ TEST_P(MessageOpsTest, GradientsOfQuotientsAreRoundedOnce) {
       expect(e_grad, want, size);
       expect(edge_grad, want_edge, size_edge);
       expect(v_grad, want_v, size_v);
+    }
+  }
+}
+
+// The gradient of a mean, divided by the number of edges, is not rounded before it is summed or multiplied.
+TEST_P(MessageOpsTest, GradientsOfMeansAreRoundedOnce) {
+  const TestEdges edges = RandomEdges(&rng_, 13, 12, 90);
+  const Graph graph = edges.Build();
+  constexpr int kCols = 24, kHeads = 3;
+  std::vector<int> count(12, 0);
+  for (const int32_t d : edges.dst) ++count[d];
+  for (const tensor::DType dtype : kMessageTypes) {
+    for (const Message message : kMessages) {
+      const bool dot = message == Message::kUDotE, copies_edges = message == Message::kCopyE;
+      for (const int64_t e_cols : {kCols, 1}) {
+        if (e_cols == 1 && (dot || copies_edges)) continue;
+        SCOPED_TRACE(testing::Message() << "message " << int(message) << " columns of e " << e_cols);
+        const int64_t out_cols = dot ? kHeads : kCols;
+        const TestFeatures u = TestFeatures::Random(&rng_, dtype, 13, kCols),
+                           e = TestFeatures::Random(&rng_, dtype, 90, e_cols),
+                           grad = TestFeatures::Random(&rng_, dtype, 12, out_cols);
+        TestFeatures u_grad(dtype, 13, kCols), e_grad(dtype, 90, e_cols);
+        ASSERT_TRUE(GspmmBackward(ctx_, graph,
+                                  {.message = message,
+                                   .reduce = Reduce::kMean,
+                                   .u = u.view(),
+                                   .e = e.view(),
+                                   .out = {},
+                                   .options = {}},
+                                  {.out_grad = grad.view(), .u_grad = u_grad.out(), .e_grad = e_grad.out()})
+                        .ok());
+        Matrix want_u(13 * kCols, 0), want_e(90 * e_cols, 0), size_u = want_u, size_e = want_e;
+        auto add = [](Matrix& want, Matrix& size, int64_t at, double value) {
+          want[at] += value;
+          size[at] += std::abs(value);
+        };
+        for (int64_t i = 0; i < 90; ++i) {
+          const int64_t s = edges.src[i], d = edges.dst[i];
+          for (int64_t c = 0; c < kCols; ++c) {
+            const int64_t j = c / (kCols / e_cols);
+            const double share = grad.at(d, c / (kCols / out_cols)) / double(count[d]), x = u.at(s, c),
+                         y = e.at(i, j);
+            double u_factor = 1, e_factor = 1;
+            if (message == Message::kUMulE || dot) {
+              u_factor = y;
+              e_factor = x;
+            } else if (message == Message::kUDivE) {
+              u_factor = 1 / y;
+              e_factor = -x / (y * y);
+            } else if (message == Message::kUSubE) {
+              e_factor = -1;
+            }
+            if (!copies_edges) add(want_u, size_u, s * kCols + c, share * u_factor);
+            if (message != Message::kCopyU) add(want_e, size_e, i * e_cols + j, share * e_factor);
+          }
+        }
+        // Sums in f32 have up to 90 terms, of relative errors of some 2^-24 each.
+        auto expect = [&](const TestFeatures& got, const Matrix& want, const Matrix& size) {
+          const Matrix found = Values(got);
+          for (size_t i = 0; i < want.size(); ++i)
+            ASSERT_NEAR(found[i], want[i], Unit(dtype) * std::abs(want[i]) + 1e-5 * size[i]) << i;
+        };
+        expect(u_grad, want_u, size_u);
+        expect(e_grad, want_e, size_e);
+      }
     }
   }
 }

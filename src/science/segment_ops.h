@@ -44,7 +44,8 @@ Status SegmentSoftmaxBackward(const Context& ctx, const Segments& segments, cons
 
 /// Checks options against a reduction with out [segments, cols].
 Status CheckOptions(const ReduceOptions& options, Reduce reduce, const Output& out);
-/// out[s, :] = x[s, :] / max(1, edges of s). Makes the gradient of a mean that of a sum.
+/// out[s, :] = x[s, :] / max(1, edges of s). Makes the gradient of a mean that of a sum. `out` may have
+/// another type than x.
 void DivideByCount(const Context& ctx, const Segments& segments, const Features& x, const Output& out);
 
 }  // namespace moesaic::graph

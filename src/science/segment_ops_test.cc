@@ -171,25 +171,44 @@ TEST_P(SegmentOpsTest, EmptySegmentsGiveZeroAndNanWins) {
 }
 
 TEST_P(SegmentOpsTest, BackwardOfEveryReductionMatchesDefinition) {
-  for (const int64_t cols : {1, 5, 33}) {
-    const std::vector<int32_t> index = RandomEdges(&rng_, 1, 11, 90).dst;
-    const Segments segments = *GroupByIndex(Indices::Of(index.data(), 90), 11);
-    const TestFeatures src = TestFeatures::Random(&rng_, tensor::DType::kF32, 90, cols);
-    const TestFeatures grad = TestFeatures::Random(&rng_, tensor::DType::kF32, 11, cols);
-    for (const Reduce reduce : kReductions) {
-      const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
-      std::vector<int32_t> arg(extreme ? 11 * cols : 0);
-      TestFeatures out(tensor::DType::kF32, 11, cols), got(tensor::DType::kF32, 90, cols);
-      ASSERT_TRUE(Segment(ctx_, reduce, segments, src.view(), out.out(), {.arg = arg}).ok());
-      ASSERT_TRUE(SegmentBackward(ctx_, reduce, segments, grad.view(), arg, got.out()).ok());
-      for (int64_t e = 0; e < 90; ++e) {
-        for (int64_t c = 0; c < cols; ++c) {
-          float want = grad.at(index[e], c);
-          if (reduce == Reduce::kMean)
-            want /= static_cast<float>(segments.ptr[index[e] + 1] - segments.ptr[index[e]]);
-          if (extreme && arg[index[e] * cols + c] != e) want = 0;
-          ASSERT_EQ(got.at(e, c), want);
+  for (const tensor::DType dtype : kTypes) {
+    for (const int64_t cols : {1, 5, 33}) {
+      const std::vector<int32_t> index = RandomEdges(&rng_, 1, 11, 90).dst;
+      const Segments segments = *GroupByIndex(Indices::Of(index.data(), 90), 11);
+      const TestFeatures src = TestFeatures::Random(&rng_, dtype, 90, cols);
+      const TestFeatures grad = TestFeatures::Random(&rng_, dtype, 11, cols, 2);
+      for (const Reduce reduce : kReductions) {
+        const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
+        std::vector<int32_t> arg(extreme ? 11 * cols : 0);
+        TestFeatures out(dtype, 11, cols), got(dtype, 90, cols, 3), rounded(dtype, 1, 1);
+        ASSERT_TRUE(Segment(ctx_, reduce, segments, src.view(), out.out(), {.arg = arg}).ok());
+        ASSERT_TRUE(SegmentBackward(ctx_, reduce, segments, grad.view(), arg, got.out()).ok());
+        for (int64_t e = 0; e < 90; ++e) {
+          for (int64_t c = 0; c < cols; ++c) {
+            const int32_t s = index[e];
+            float want = grad.at(s, c);
+            if (reduce == Reduce::kMean) want /= static_cast<float>(segments.ptr[s + 1] - segments.ptr[s]);
+            if (extreme && arg[s * cols + c] != e) want = 0;
+            rounded.Set(0, 0, want);  // gradients of sums, maxima and minima are copied: rounding keeps them
+            ASSERT_EQ(got.at(e, c), rounded.at(0, 0));
+            ASSERT_NEAR(got.at(e, c), want, Unit(dtype) * std::abs(want));
+          }
         }
+      }
+    }
+  }
+}
+
+TEST_P(SegmentOpsTest, GatherCopiesRowsOfEveryType) {
+  for (const tensor::DType dtype : kTypes) {
+    for (const int64_t cols : {1, 8, 33, 100}) {
+      const std::vector<int32_t> index = RandomEdges(&rng_, 1, 11, 90).dst;
+      const Segments segments = *GroupByIndex(Indices::Of(index.data(), 90), 11);
+      const TestFeatures src = TestFeatures::Random(&rng_, dtype, 11, cols, 3);
+      TestFeatures got(dtype, 90, cols, 5);
+      ASSERT_TRUE(Gather(ctx_, segments, src.view(), got.out()).ok());
+      for (int64_t e = 0; e < 90; ++e) {
+        for (int64_t c = 0; c < cols; ++c) ASSERT_EQ(got.at(e, c), src.at(index[e], c)) << e << " " << c;
       }
     }
   }
@@ -245,6 +264,34 @@ TEST_P(SegmentOpsTest, SoftmaxMatchesDouble) {
           const double want = std::exp(double{x.at(e, c)}) / sum;
           ASSERT_NEAR(y.at(e, c), want, 1e-6);
           ASSERT_NEAR(got.at(e, c), want * (grad.at(e, c) - dot), 2e-6);
+        }
+      }
+    }
+  }
+}
+
+// The softmax is f32 and rounded once; its gradient is that of the rounded values, and is rounded once.
+TEST_P(SegmentOpsTest, SoftmaxOfEveryTypeMatchesDouble) {
+  for (const tensor::DType dtype : kTypes) {
+    for (const int64_t cols : {1, 4, 8, 19}) {
+      const std::vector<int32_t> index = RandomEdges(&rng_, 1, 17, 150).dst;
+      const Segments segments = *GroupByIndex(Indices::Of(index.data(), 150), 17);
+      const TestFeatures x = TestFeatures::Random(&rng_, dtype, 150, cols, 2);
+      const TestFeatures grad = TestFeatures::Random(&rng_, dtype, 150, cols);
+      TestFeatures y(dtype, 150, cols), got(dtype, 150, cols, 3);
+      ASSERT_TRUE(SegmentSoftmax(ctx_, segments, x.view(), y.out()).ok());
+      ASSERT_TRUE(SegmentSoftmaxBackward(ctx_, segments, y.view(), grad.view(), got.out()).ok());
+      for (int64_t c = 0; c < cols; ++c) {
+        std::vector<double> sum(17, 0), dot(17, 0);
+        for (int e = 0; e < 150; ++e) {
+          sum[index[e]] += std::exp(double{x.at(e, c)});
+          dot[index[e]] += double{y.at(e, c)} * grad.at(e, c);
+        }
+        for (int e = 0; e < 150; ++e) {
+          const double want = std::exp(double{x.at(e, c)}) / sum[index[e]],
+                       want_grad = y.at(e, c) * (grad.at(e, c) - dot[index[e]]);
+          ASSERT_NEAR(y.at(e, c), want, 1e-6 + Unit(dtype) * want);
+          ASSERT_NEAR(got.at(e, c), want_grad, 2e-6 + Unit(dtype) * std::abs(want_grad));
         }
       }
     }

@@ -62,7 +62,8 @@ int Main(int argc, char** argv) {
   if (flags.experts) flags.degrees.expert = flags.degrees.tensor * flags.degrees.data;
 
   const auto model = Succeed(checkpoint::Checkpoint::Open(flags.model));
-  const models::WorkOfRanks work = Succeed(models::WorkOfRanks::Create(*model, flags.dtype, flags.kv_bytes));
+  const models::WorkOfRanks work =
+      Succeed(models::WorkOfRanks::Create(*model, flags.dtype, flags.kv_bytes, /*load_mtp=*/false));
   const parallel::Layout layout = Succeed(parallel::Layout::Create(flags.degrees));
   const comm::Topology topology = ReadTopology(flags.topology);
   nlohmann::json out = {{"model", flags.model},

@@ -36,6 +36,9 @@ struct RendezvousOptions {
   /// called, by another thread. Empty: it does not.
   SilenceReport on_silence = {};
   double time_limit_s = 60;  ///< in (0, 1e9]
+  /// Tests only: processes of one host with different numbers, below 128, take each other for processes of
+  /// different hosts.
+  int test_host = 0;
 };
 
 /// Returns the contact data of all ranks, by rank. It blocks until all have arrived. Errors:

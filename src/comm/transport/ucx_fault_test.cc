@@ -1,5 +1,6 @@
-// Ranks that are processes, of which one is killed or stopped in the middle of random collectives. The others
-// report it, mask it and continue to dispatch. `--gtest_random_seed=N` selects other faults.
+// Ranks that are processes, of which one is killed or stopped in the middle of random collectives, or of
+// large messages. The others report it, mask it and continue to dispatch. `--gtest_random_seed=N` selects
+// other faults.
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -11,6 +12,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
+#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,6 +21,7 @@
 
 #include "base/test_patience.h"
 #include "comm/collectives/communicator.h"
+#include "comm/collectives/topology_test_support.h"
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/exchange_test_support.h"
 #include "comm/transport/free_port.h"
@@ -40,10 +44,33 @@ constexpr double kStoppedLimitSeconds = 3;  // of calls where a rank is stopped
 constexpr double kMaxStoppedPatience = 4;
 
 struct Role {
-  int rank, size, victim, seed, signal;
+  int rank, size, hosts, victim, seed, signal;
   uint16_t port;
   double patience;  // equal on all ranks
+  bool is_cut;      // one sender and one receiver of messages that are cut; otherwise random collectives
 };
+
+// Ranks are dealt to hosts in order.
+int HostOf(const Role& role, int rank) { return rank * role.hosts / role.size; }
+
+RendezvousOptions OptionsOf(const Role& role) {
+  return {.host = "127.0.0.1",
+          .port = role.port,
+          .rank = role.rank,
+          .size = role.size,
+          .secret = "tiger",
+          .time_limit_s = role.patience * kLimitSeconds,
+          .test_host = HostOf(role, role.rank)};
+}
+
+// One level, or two where the ranks have several hosts.
+Topology TopologyOf(const Role& role) {
+  constexpr Link kLink = {.latency_s = 1e-5, .bytes_per_s = 1e9};
+  if (role.hosts == 1) return Topology::Flat(role.size, kLink);
+  std::vector<int> sizes(role.hosts, 0);
+  for (int rank = 0; rank < role.size; ++rank) ++sizes[HostOf(role, rank)];
+  return GroupTopology(sizes, kLink, {.latency_s = 5e-5, .bytes_per_s = 1e8});
+}
 
 double StoppedLimit(double patience) {
   return kStoppedLimitSeconds * std::min(patience, kMaxStoppedPatience);
@@ -52,21 +79,36 @@ double StoppedLimit(double patience) {
 // ---- one rank
 
 /// Exit codes of a rank.
-enum Outcome : int { kAsExpected, kNotStarted, kWrongError, kNoError, kWrongRows, kNoFarewell, kBadRole };
+enum Outcome : int {
+  kAsExpected,
+  kNotStarted,
+  kWrongError,
+  kNoError,
+  kWrongRows,
+  kNoFarewell,
+  kBadRole,
+  kTooLate,
+  kTouched
+};
 
 Outcome Report(const Role& role, Outcome outcome, const std::string& reason) {
   fmt::print(stderr, "rank {} of {}, seed {}: {}\n", role.rank, role.size, role.seed, reason);
   return outcome;
 }
 
+// Elements that `from` sends to `to` in an AllToAllv.
+int64_t PairCount(int from, int to, int64_t part) { return (from + to) % 2 == 0 ? part : part / 3; }
+
+// `in` and `out` have `part` elements per rank, and `received` has one element per rank.
 StatusOr<CollectiveHandle> StartRandom(Communicator& communicator, std::mt19937& random,
-                                       std::span<const float> in, std::span<float> out, int64_t part) {
+                                       std::span<const float> in, std::span<float> out,
+                                       std::span<int64_t> received, int64_t part) {
   const std::span<const std::byte> input = std::as_bytes(in);
   const std::span<std::byte> output = std::as_writable_bytes(out);
   const int64_t bytes = part * 4;
   const std::vector<int64_t> counts(communicator.size(), part);
   constexpr tensor::DType kF32 = tensor::DType::kF32;
-  switch (random() % 5) {
+  switch (random() % 7) {
     case 0:
       return communicator.StartAllReduce(input, output, kF32);
     case 1:
@@ -75,6 +117,14 @@ StatusOr<CollectiveHandle> StartRandom(Communicator& communicator, std::mt19937&
       return communicator.StartAllGather(input.first(bytes), output, counts, kF32);
     case 3:
       return communicator.StartAllToAll(input, output, kF32);
+    case 4: {
+      std::vector<int64_t> sent(communicator.size());
+      for (int to = 0; to < communicator.size(); ++to) sent[to] = PairCount(communicator.rank(), to, part);
+      const int64_t sum = std::accumulate(sent.begin(), sent.end(), int64_t{0});
+      return communicator.StartAllToAllv(input.first(4 * sum), sent, output, received, kF32);
+    }
+    case 5:
+      return communicator.StartBarrier();
     default:
       return communicator.StartBroadcast(input, output, static_cast<int>(random() % communicator.size()),
                                          kF32);
@@ -87,10 +137,14 @@ Status RunCollectives(const Role& role, Communicator& communicator) {
   const int last = static_cast<int>(random() % kCalls);
   const int polls = static_cast<int>(random() % 50);
   for (int call = 0; call <= kCalls; ++call) {
-    const int64_t part = random() % 2 == 0 ? random() % 200 : random() % 60000;
+    // Most messages have less than 800 bytes, up to 8000, which is one fragment, and more.
+    constexpr std::array<int64_t, 3> kParts = {200, 2000, 60000};
+    const int64_t most = kParts[random() % kParts.size()];
+    const auto part = static_cast<int64_t>(random() % most);
     const std::vector<float> in(part * role.size, 1);
     std::vector<float> out(in.size());
-    auto handle = StartRandom(communicator, random, in, out, part);
+    std::vector<int64_t> received(role.size);
+    auto handle = StartRandom(communicator, random, in, out, received, part);
     if (!handle.ok()) return handle.status();
     if (role.rank == role.victim && call == last) {
       for (int i = 0; i < polls; ++i) communicator.Progress();
@@ -171,14 +225,9 @@ Status SayFarewell(const Role& role, Transport& transport) {
 }
 
 Outcome RunRole(const Role& role) {
-  const auto transport = MakeUcxTransport({.host = "127.0.0.1",
-                                           .port = role.port,
-                                           .rank = role.rank,
-                                           .size = role.size,
-                                           .secret = "tiger",
-                                           .time_limit_s = role.patience * kLimitSeconds});
+  const auto transport = MakeUcxTransport(OptionsOf(role));
   if (!transport.ok()) return Report(role, kNotStarted, transport.status().ToString());
-  const Topology topology = Topology::Flat(role.size, {.latency_s = 1e-5, .bytes_per_s = 1e9});
+  const Topology topology = TopologyOf(role);
   const bool is_killed = role.signal == SIGKILL;
   CommunicatorOptions options;
   options.time_limit_s = is_killed ? role.patience * kLimitSeconds : StoppedLimit(role.patience);
@@ -219,11 +268,98 @@ Outcome RunRole(const Role& role) {
   return kAsExpected;
 }
 
+// ---- messages that are cut
+
+constexpr Tag kPidTag = 1, kStartTag = 2, kCutTag = 3;
+// Together more than the buffers of a connection. All but the last are eager messages of many fragments.
+constexpr std::array<size_t, 4> kCutBytes = {20'000, 15 << 20, 15 << 20, 32 << 20};
+constexpr double kCutLimitSeconds = 2;  // of messages of a stopped sender, which is silent after 1.5 s
+constexpr std::byte kReused{0x5a};
+
+// Sends its process number, waits until the receiver is ready, and hits itself while its messages travel.
+Outcome RunCutSender(const Role& role, Transport& transport) {
+  const auto pid = static_cast<int64_t>(getpid());
+  std::byte start{};
+  const double limit_s = role.patience * kLimitSeconds;
+  const auto told = transport.Send(0, kPidTag, std::as_bytes(std::span(&pid, 1)));
+  if (!told.ok() || !Wait(transport, *told, limit_s).ok()) return Report(role, kNotStarted, "no receiver");
+  const auto ready = transport.Receive(0, kStartTag, std::span(&start, 1));
+  if (!ready.ok() || !Wait(transport, *ready, limit_s).ok()) return Report(role, kNotStarted, "no receiver");
+  std::vector<std::vector<std::byte>> buffers;
+  std::vector<TransferId> ids;
+  for (const size_t bytes : kCutBytes) {
+    buffers.emplace_back(bytes, std::byte{1});
+    const auto id = bytes == kCutBytes.back() ? transport.Send(0, kCutTag, buffers.back())
+                                              : transport.SendAhead(0, kCutTag, buffers.back());
+    if (id.ok()) ids.push_back(*id);
+  }
+  raise(role.signal);
+  // It continues after a stop: what UCX still holds is sent.
+  const auto end = Clock::now() + Seconds(1);
+  while (Clock::now() < end) transport.Progress();
+  for (const TransferId id : ids) transport.Cancel(id);
+  return kAsExpected;
+}
+
+// Cancels the messages after their limits, reuses their buffers, and lets the sender continue.
+Outcome RunCutReceiver(const Role& role, Transport& transport) {
+  int64_t pid = 0;
+  const std::byte start{};
+  const double limit_s = role.patience * kLimitSeconds;
+  const auto named = transport.Receive(1, kPidTag, std::as_writable_bytes(std::span(&pid, 1)));
+  if (!named.ok() || !Wait(transport, *named, limit_s).ok()) return Report(role, kNotStarted, "no sender");
+  std::vector<std::vector<std::byte>> buffers;
+  std::vector<TransferId> ids;
+  for (const size_t bytes : kCutBytes) {
+    buffers.emplace_back(bytes);
+    const auto id = transport.Receive(1, kCutTag, buffers.back());
+    if (!id.ok()) return Report(role, kNotStarted, id.status().ToString());
+    ids.push_back(*id);
+  }
+  const auto ready = transport.Send(1, kStartTag, std::span(&start, 1));
+  if (!ready.ok() || !Wait(transport, *ready, limit_s).ok()) return Report(role, kNotStarted, "no sender");
+  // The sender fills the buffers of the connection, and is hit in the middle of a message.
+  std::this_thread::sleep_for(Seconds(0.3));
+  const bool is_killed = role.signal == SIGKILL;
+  const auto begin = Clock::now();
+  Status first = OkStatus();
+  for (const TransferId id : ids) {
+    const Status status = Wait(transport, id, is_killed ? limit_s : kCutLimitSeconds);
+    if (first.ok()) first = status;
+  }
+  const double seconds = Seconds(Clock::now() - begin).count();
+  if (first.ok()) return Report(role, kNoError, "all messages arrived");
+  if (!Names(first, 1) ||
+      first.code() != (is_killed ? StatusCode::kUnavailable : StatusCode::kDeadlineExceeded)) {
+    return Report(role, kWrongError, first.ToString());
+  }
+  // A killed sender is detected, and a stopped one given up, before its transfers are abandoned.
+  const double most_s = kCutLimitSeconds + role.patience * kUcxDeathLimitSeconds;
+  if (seconds > most_s)
+    return Report(role, kTooLate, fmt::format("{:.1f} s, limit {:.1f} s", seconds, most_s));
+  for (std::vector<std::byte>& buffer : buffers) std::ranges::fill(buffer, kReused);
+  if (!is_killed) kill(static_cast<pid_t>(pid), SIGCONT);
+  const auto end = Clock::now() + Seconds(0.5);
+  while (Clock::now() < end) transport.Progress();
+  for (const std::vector<std::byte>& buffer : buffers) {
+    if (std::ranges::count(buffer, kReused) != std::ssize(buffer))
+      return Report(role, kTouched, fmt::format("buffer of {} bytes", buffer.size()));
+  }
+  return kAsExpected;
+}
+
+Outcome RunCutRole(const Role& role) {
+  const auto transport = MakeUcxTransport(OptionsOf(role));
+  if (!transport.ok()) return Report(role, kNotStarted, transport.status().ToString());
+  return role.rank == role.victim ? RunCutSender(role, **transport) : RunCutReceiver(role, **transport);
+}
+
 // ---- all ranks
 
 pid_t Spawn(const Role& role) {
-  const std::string text = fmt::format("{} {} {} {} {} {} {}", role.rank, role.size, role.victim, role.seed,
-                                       role.signal, role.port, role.patience);
+  const std::string text =
+      fmt::format("{} {} {} {} {} {} {} {} {}", role.rank, role.size, role.hosts, role.victim, role.seed,
+                  role.signal, role.port, role.patience, static_cast<int>(role.is_cut));
   std::string program = "/proc/self/exe", flag = "--role";
   std::vector<char> argument(text.begin(), text.end());
   argument.push_back(0);
@@ -244,13 +380,22 @@ int StateOf(pid_t process, int options = 0) {
   return state;
 }
 
+// How the ranks of a job are connected.
+struct Network {
+  const char* name;
+  const char* tls;
+  int max_hosts;  // 1: all ranks are on one host
+};
+
+void PrintTo(const Network& network, std::ostream* out) { *out << network.name; }
+
 // Runs a job whose victim gets the signal; returns the seconds until the last survivor has ended.
-double RunJob(int signal, int size, int seed, double patience) {
+double RunJob(int signal, int size, int hosts, int seed, double patience) {
   const int victim = (seed * 7 + 1) % size;
   const uint16_t port = FreePort();
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < size; ++rank)
-    ranks.push_back(Spawn({rank, size, victim, seed, signal, port, patience}));
+    ranks.push_back(Spawn({rank, size, hosts, victim, seed, signal, port, patience, false}));
   const int victim_state = StateOf(ranks[victim], WUNTRACED);
   const auto start = Clock::now();
   const bool is_hit = signal == SIGKILL ? WIFSIGNALED(victim_state) && WTERMSIG(victim_state) == SIGKILL
@@ -270,7 +415,28 @@ double RunJob(int signal, int size, int seed, double patience) {
   return seconds;
 }
 
-class UcxFaultTest : public testing::TestWithParam<const char*> {
+// Runs a sender and a receiver on different hosts. The sender is hit in the middle of its messages.
+void RunCutJob(int signal, double patience) {
+  const uint16_t port = FreePort();
+  const pid_t receiver = Spawn({0, 2, 2, 1, 0, signal, port, patience, true});
+  const pid_t sender = Spawn({1, 2, 2, 1, 0, signal, port, patience, true});
+  const int hit = StateOf(sender, WUNTRACED);
+  const bool is_hit = signal == SIGKILL ? WIFSIGNALED(hit) && WTERMSIG(hit) == SIGKILL : WIFSTOPPED(hit);
+  EXPECT_TRUE(is_hit) << "the sender ended with " << hit;
+  const int received = StateOf(receiver);
+  EXPECT_TRUE(WIFEXITED(received) && WEXITSTATUS(received) == kAsExpected) << received;
+  if (signal == SIGKILL || !is_hit) return;
+  kill(sender, SIGCONT);  // also if the receiver failed
+  const int sent = StateOf(sender);
+  EXPECT_TRUE(WIFEXITED(sent) && WEXITSTATUS(sent) == kAsExpected) << sent;
+}
+
+void SelectNetwork(const char* tls) {
+  setenv("UCX_TLS", tls, 1);
+  setenv("UCX_NET_DEVICES", "lo", 1);
+}
+
+class UcxFaultTest : public testing::TestWithParam<Network> {
  protected:
   static int FirstSeed() {
 #ifdef GTEST_FLAG_GET
@@ -281,10 +447,7 @@ class UcxFaultTest : public testing::TestWithParam<const char*> {
   }
 
  private:
-  void SetUp() override {
-    setenv("UCX_TLS", GetParam(), 1);
-    setenv("UCX_NET_DEVICES", "lo", 1);
-  }
+  void SetUp() override { SelectNetwork(GetParam().tls); }
 };
 
 // Seconds of the masked batches and of the ends of processes on an idle machine. Sanitizers make ranks leave
@@ -293,34 +456,53 @@ constexpr double kEndSeconds = 12.5;
 
 TEST_P(UcxFaultTest, SurvivorsNameTheKilledRankInTimeAndDispatchWithoutIt) {
   for (int i = 0; i < 3; ++i) {
-    const double seconds = RunJob(SIGKILL, 2 + i, FirstSeed() + i, base::Patient(1));
+    const int hosts = std::min(2 + i, GetParam().max_hosts);
+    const double seconds = RunJob(SIGKILL, 2 + i, hosts, FirstSeed() + i, base::Patient(1));
     EXPECT_LT(seconds, base::Patient(kUcxDeathLimitSeconds + kEndSeconds));
-    fmt::print("{} ranks over {}: survivors ended after {:.2f} s\n", 2 + i, GetParam(), seconds);
+    fmt::print("{} ranks over {}: survivors ended after {:.2f} s\n", 2 + i, GetParam().name, seconds);
   }
 }
 
 TEST_P(UcxFaultTest, SurvivorsNameTheStoppedRankAfterTheTimeLimitAndDispatchWithoutIt) {
   const double patience = base::Patient(1);
-  const double seconds = RunJob(SIGSTOP, 4, FirstSeed() + 5, patience);
+  const double seconds = RunJob(SIGSTOP, 4, GetParam().max_hosts, FirstSeed() + 5, patience);
   EXPECT_GT(seconds, StoppedLimit(patience) - 1);
   // Sends to the stopped rank are withdrawn for 1 s, and its endpoint is closed for 1 s.
   EXPECT_LT(seconds, StoppedLimit(patience) + base::Patient(2 + kEndSeconds));
-  fmt::print("4 ranks over {}: survivors ended after {:.2f} s\n", GetParam(), seconds);
+  fmt::print("4 ranks over {}: survivors ended after {:.2f} s\n", GetParam().name, seconds);
 }
 
-// The transports of UCX that work between processes of every machine.
-INSTANTIATE_TEST_SUITE_P(Tls, UcxFaultTest, testing::Values("tcp,self", "posix,self", "sysv,self"),
-                         [](const auto& info) { return std::string(info.param, strcspn(info.param, ",")); });
+// The transports of UCX that work between processes of every machine. Only the ranks of "hosts" take each
+// other for ranks of different hosts.
+constexpr std::array<Network, 4> kNetworks = {
+    {{"tcp", "tcp,self", 1}, {"hosts", "tcp,self", 2}, {"posix", "posix,self", 1}, {"sysv", "sysv,self", 1}}};
+
+INSTANTIATE_TEST_SUITE_P(Tls, UcxFaultTest, testing::ValuesIn(kNetworks),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// UCX never ends the receive of an eager message that is cut, and writes to its buffer when a stopped sender
+// continues.
+TEST(UcxCutMessageTest, ReceivesFromAKilledRankOfAnotherHostEndInTime) {
+  SelectNetwork("tcp,self");
+  RunCutJob(SIGKILL, base::Patient(1));
+}
+
+TEST(UcxCutMessageTest, BuffersOfCancelledReceivesAreNotWrittenWhenAStoppedRankOfAnotherHostContinues) {
+  SelectNetwork("tcp,self");
+  RunCutJob(SIGSTOP, base::Patient(1));
+}
 
 }  // namespace
 
 int RunRoleOf(const char* text) {
   Role role{};
-  if (std::sscanf(text, "%d %d %d %d %d %hu %lf", &role.rank, &role.size, &role.victim, &role.seed,
-                  &role.signal, &role.port, &role.patience) != 7) {
+  int is_cut = 0;
+  if (std::sscanf(text, "%d %d %d %d %d %d %hu %lf %d", &role.rank, &role.size, &role.hosts, &role.victim,
+                  &role.seed, &role.signal, &role.port, &role.patience, &is_cut) != 9) {
     return kBadRole;
   }
-  return RunRole(role);
+  role.is_cut = is_cut != 0;
+  return role.is_cut ? RunCutRole(role) : RunRole(role);
 }
 
 }  // namespace moesaic::comm

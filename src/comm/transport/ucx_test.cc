@@ -27,13 +27,15 @@ RendezvousOptions UcxOptions(uint16_t port, int rank, int size) {
       .host = "127.0.0.1", .port = port, .rank = rank, .size = size, .secret = "tiger", .time_limit_s = 30};
 }
 
-// Ranks are threads, each with a worker of its own.
-void RunUcxRanks(int ranks, const std::function<void(Transport&)>& body) {
+// Ranks are threads, each with a worker of its own. They are dealt to `hosts` hosts in turn.
+void RunUcxRanksOf(int hosts, int ranks, const std::function<void(Transport&)>& body) {
   const uint16_t port = FreePort();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      const auto made = MakeUcxTransport(UcxOptions(port, rank, ranks));
+      RendezvousOptions options = UcxOptions(port, rank, ranks);
+      options.test_host = rank % hosts;
+      const auto made = MakeUcxTransport(options);
       ASSERT_TRUE(made.ok()) << made.status();
       body(**made);
       // All ranks are alive until the last transfer has ended.
@@ -49,6 +51,8 @@ void RunUcxRanks(int ranks, const std::function<void(Transport&)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
+void RunUcxRanks(int ranks, const std::function<void(Transport&)>& body) { RunUcxRanksOf(1, ranks, body); }
+
 // The transports of UCX that work between processes of every machine.
 constexpr std::array<const char*, 3> kUcxTls = {"tcp,self", "posix,self", "sysv,self"};
 
@@ -59,16 +63,16 @@ void SelectTls(const char* tls) {
 
 class UcxConformanceTest : public testing::TestWithParam<const char*> {};
 
+void RunConformanceCases(Transport& t) {
+  for (size_t i = 0; i < ConformanceCases().size(); ++i) {
+    SCOPED_TRACE(ConformanceCases()[i].name);
+    ConformanceCases()[i].run(t, ConformanceTag(i));
+  }
+}
+
 TEST_P(UcxConformanceTest, HoldsFor1To4Ranks) {
   SelectTls(GetParam());
-  for (const int ranks : {1, 2, 4}) {
-    RunUcxRanks(ranks, [&](Transport& t) {
-      for (size_t i = 0; i < ConformanceCases().size(); ++i) {
-        SCOPED_TRACE(ConformanceCases()[i].name);
-        ConformanceCases()[i].run(t, ConformanceTag(i));
-      }
-    });
-  }
+  for (const int ranks : {1, 2, 4}) RunUcxRanks(ranks, RunConformanceCases);
 }
 
 TEST_P(UcxConformanceTest, CollectivesAgreeWithBruteForce) {
@@ -159,6 +163,12 @@ TEST_P(UcxConformanceTest, EndsWithSendsInFlight) {
 
 INSTANTIATE_TEST_SUITE_P(Tls, UcxConformanceTest, testing::ValuesIn(kUcxTls),
                          [](const auto& info) { return std::string(info.param, strcspn(info.param, ",")); });
+
+// Receives from other hosts pass through memory of the transport, sends to them do not.
+TEST(UcxTransportTest, HoldsForRanksOfSeveralHosts) {
+  SelectTls("tcp,self");
+  RunUcxRanksOf(/*hosts=*/2, /*ranks=*/4, RunConformanceCases);
+}
 
 TEST(UcxTransportTest, RefusesARankWithoutTheSecret) {
   SelectTls("tcp,self");

@@ -33,11 +33,16 @@ constexpr int kMaxProgressSteps = 64;  // of one call of Progress()
 constexpr double kAskSeconds = 0.5;
 constexpr int kPollsBetweenClocks = 64;
 
-// Over shared memory, UCX 1.13 may never end a transfer of several fragments (of MM_SEG_SIZE) if its peer
-// dies or stops between them, and may touch the buffer when the peer continues. So these messages pass
-// through memory of the transport between ranks of one host, and are abandoned this long after the death.
+// UCX 1.13 never ends the receive of an eager message whose sender dies or stops between two fragments, and
+// writes to its buffer when the sender continues; over shared memory (fragments of MM_SEG_SIZE), it may not
+// end the send either. Such transfers pass through memory of the transport, which is abandoned this long
+// after the death: messages over kMaxFragmentBytes between ranks of one host, and all receives from others.
 constexpr size_t kMaxFragmentBytes = 8000;
 constexpr double kAbandonSeconds = 0.1;
+// Transfers from and to buffers of the caller end when UCX closes the connection, so sends to other hosts are
+// not copied. The process ends with a check if one does not within this time: its caller could neither wait
+// longer nor reuse the buffer.
+constexpr double kForcedEndSeconds = 5;
 
 constexpr unsigned kControlId = 1;  // of active messages
 
@@ -119,7 +124,7 @@ class UcxTransport final : public Transport {
   UcxTransport& operator=(const UcxTransport&) = delete;
 
   // Opens the endpoints and waits for the hello of every rank. A contact is a ProcessName and a UCX address.
-  Status Connect(const std::vector<std::string>& contacts, double limit_s);
+  Status Connect(const ProcessName& own, const std::vector<std::string>& contacts, double limit_s);
   void KeepWatch(std::unique_ptr<RankWatch> watch) { watch_ = std::move(watch); }
 
   std::string_view name() const override { return "ucx"; }
@@ -161,7 +166,9 @@ class UcxTransport final : public Transport {
   }
   StagedMessage& TakeStaged(UcxTransfer& transfer);
   void ReturnStaged(UcxTransfer& transfer);
-  bool IsStaged(int peer, size_t bytes) const { return bytes > kMaxFragmentBytes && peers_[peer].is_local; }
+  bool IsStaged(const UcxTransfer& transfer) const {
+    return peers_[transfer.peer].is_local ? transfer.bytes > kMaxFragmentBytes : !transfer.is_send;
+  }
   void EndTransfer(UcxTransfer& transfer, ucs_status_t code, size_t received_bytes);
   Status SendControl(UcxPeer& peer, const Control& control);
   void MarkDead(UcxPeer& peer);
@@ -171,7 +178,8 @@ class UcxTransport final : public Transport {
   }
   void BuryDead();
   void DropWithdrawn();
-  // Waits until UCX does not touch the buffer of a transfer any more; a peer that does not help is dead.
+  // Waits until UCX does not touch the buffer of a transfer any more; a peer that does not help is dead. The
+  // process ends if UCX does not end the transfer within kForcedEndSeconds of the death.
   void AwaitCancelled(const UcxTransfer& transfer);
   void AnswerQuestions();
   // Asks the peers if no transfer has ended for kAskSeconds.
@@ -268,7 +276,9 @@ void UcxTransport::OnStagedReceived(void* request, ucs_status_t code, const ucp_
   UcxTransfer* const ended = memory.transfer;
   if (ended == nullptr) return Ucx().request_free(request);
   ended->owner->ReturnStaged(*ended);
-  if (code == UCS_OK) std::memcpy(ended->data, memory.buffer.data(), info->length);
+  if (code == UCS_OK && info->length > 0) {
+    std::memcpy(ended->data, memory.buffer.data(), info->length);
+  }
   OnReceived(request, code, info, ended);
 }
 
@@ -314,7 +324,8 @@ ucs_status_t UcxTransport::OnControl(void* owner, const void* header, size_t hea
 
 // ---- connection
 
-Status UcxTransport::Connect(const std::vector<std::string>& contacts, double limit_s) {
+Status UcxTransport::Connect(const ProcessName& own, const std::vector<std::string>& contacts,
+                             double limit_s) {
   ucp_am_handler_param_t handler{};
   handler.field_mask =
       UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -322,7 +333,6 @@ Status UcxTransport::Connect(const std::vector<std::string>& contacts, double li
   handler.cb = OnControl;
   handler.arg = this;
   RETURN_IF_ERROR(UcxStatus("UCX handler", Ucx().worker_set_am_recv_handler(worker_.get(), &handler)));
-  const ProcessName own = OwnProcess();
   for (UcxPeer& peer : peers_) {
     if (peer.rank == rank_) continue;
     ucp_ep_params_t params{};
@@ -502,7 +512,7 @@ StatusOr<TransferId> UcxTransport::StartSend(int peer, Tag tag, std::span<const 
   param.user_data = &transfer;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   const std::byte* from = data.data();
-  if (IsStaged(peer, data.size())) {
+  if (IsStaged(transfer)) {
     StagedMessage& staged = TakeStaged(transfer);
     std::ranges::copy(data, staged.buffer.begin());
     from = staged.buffer.data();
@@ -554,7 +564,7 @@ StatusOr<TransferId> UcxTransport::Receive(int peer, Tag tag, std::span<std::byt
   param.user_data = &transfer;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   std::byte* to = data.data();
-  if (IsStaged(peer, data.size())) {
+  if (IsStaged(transfer)) {
     StagedMessage& staged = TakeStaged(transfer);
     to = staged.buffer.data();
     param.cb.recv = OnStagedReceived;
@@ -665,8 +675,18 @@ void UcxTransport::AwaitCancelled(const UcxTransfer& transfer) {
   UcxPeer& peer = peers_[transfer.peer];
   while (!transfer.ended) {
     Progress();
-    const double waited = Now() - begin, silent = SilentSeconds(peer);
-    if (peer.dead || (silent < kWithdrawSeconds && waited < kUcxDeathLimitSeconds)) continue;
+    if (transfer.ended) return;
+    const double now = Now();
+    if (peer.dead) {
+      if (now - std::max(begin, peer.died) < kForcedEndSeconds) continue;
+      base::CheckFailed(
+          __FILE__, __LINE__, "UCX ends the transfers of a connection that it closed",
+          fmt::format("rank {}: {} of {} bytes with tag {}; its peer, rank {}, died {:.1f} s ago", rank_,
+                      transfer.is_send ? "send" : "receive", transfer.bytes, transfer.tag, transfer.peer,
+                      now - peer.died));
+    }
+    const double waited = now - begin, silent = SilentSeconds(peer);
+    if (silent < kWithdrawSeconds && waited < kUcxDeathLimitSeconds) continue;
     peer.silent = std::max(silent, waited);
     MarkDead(peer);
   }
@@ -686,7 +706,7 @@ void UcxTransport::Cancel(TransferId id) {
   } else if (!transfer.ended) {
     Ucx().request_cancel(worker_.get(), transfer.request);
     // A large message that has begun to arrive cannot be cancelled. It arrives unless its sender is dead or
-    // stopped, and then closing the endpoint ends the receive.
+    // stopped. Then closing the endpoint ends the receive, or it is abandoned.
     AwaitCancelled(transfer);
   }
   Release(transfer);
@@ -698,7 +718,8 @@ StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const RendezvousOptions& o
   ASSIGN_OR_RETURN(UcxContext context, MakeUcxContext(options.size));
   ASSIGN_OR_RETURN(UcxWorker worker, MakeUcxWorker(context.get()));
   ASSIGN_OR_RETURN(const std::string address, UcxAddress(worker.get()));
-  const ProcessName own = OwnProcess();
+  ProcessName own = OwnProcess();
+  own.boot.back() = static_cast<char>(options.test_host);  // a boot has 36 characters
   const std::string contact = std::string(reinterpret_cast<const char*>(&own), sizeof(own)) + address;
   std::vector<Socket> connections;
   const bool watches = options.on_silence && options.size > 1;
@@ -710,7 +731,7 @@ StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const RendezvousOptions& o
     ASSIGN_OR_RETURN(auto watch, RankWatch::Start(options.rank, std::move(connections), options.on_silence));
     made->KeepWatch(std::move(watch));
   }
-  RETURN_IF_ERROR(made->Connect(contacts, options.time_limit_s));
+  RETURN_IF_ERROR(made->Connect(own, contacts, options.time_limit_s));
   return made;
 }
 

@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -385,6 +388,102 @@ TEST(CommunicatorTest, NamesARankThatCallsAnotherCollective) {
     EXPECT_EQ(communicator->Barrier(), OkStatus()) << "later calls work";
   });
   EXPECT_EQ(named, 2);
+}
+
+// Makes a call whose buffers fit `counts`, elements by rank; an AllReduce has their sum. Checks that no
+// memory except the output is written.
+Status CallOfCounts(Communicator& communicator, Collective collective, const std::vector<int64_t>& counts) {
+  constexpr int64_t kGuard = 1024;  // elements before and after the output
+  constexpr float kUnwritten = -7;
+  const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const int64_t own = counts[communicator.rank()];
+  const std::vector<float> input(collective == Collective::kAllGather ? own : sum, 1.0F);
+  const int64_t size = collective == Collective::kReduceScatter ? own : sum;
+  std::vector<float> memory(size + 2 * kGuard, kUnwritten);
+  const std::span<std::byte> output = std::as_writable_bytes(std::span(memory).subspan(kGuard, size));
+  Status status;
+  switch (collective) {
+    case Collective::kReduceScatter:
+      status = communicator.ReduceScatter(Bytes(input), output, counts, DType::kF32);
+      break;
+    case Collective::kAllGather:
+      status = communicator.AllGather(Bytes(input), output, counts, DType::kF32);
+      break;
+    default:
+      status = communicator.AllReduce(Bytes(input), output, DType::kF32);
+  }
+  const auto is_unwritten = [](float value) { return value == kUnwritten; };
+  EXPECT_TRUE(std::all_of(memory.begin(), memory.begin() + kGuard, is_unwritten) &&
+              std::all_of(memory.end() - kGuard, memory.end(), is_unwritten))
+      << Name(collective) << " on rank " << communicator.rank() << " wrote beyond its output";
+  EXPECT_EQ(std::count(input.begin(), input.end(), 1.0F), std::ssize(input));
+  return status;
+}
+
+// Calls body(collective, counts, other counts) for lists that differ in one count.
+void ForOtherCounts(
+    int ranks,
+    const std::function<void(Collective, const std::vector<int64_t>&, const std::vector<int64_t>&)>& body) {
+  for (const Collective collective :
+       {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
+    for (const int64_t count : {4, 1000, 100'000}) {
+      for (const int changed : {0, 1}) {
+        std::vector<int64_t> counts(ranks, count), other = counts;
+        other[changed] += 3;
+        body(collective, counts, other);
+      }
+    }
+  }
+}
+
+TEST(CommunicatorTest, SizesThatDifferBetweenRanksAreNamedIfCallsAreCompared) {
+  ForOtherCounts(3, [](Collective collective, const auto& counts, const auto& other) {
+    RunRanks(3, [&](Transport& transport) {
+      CommunicatorOptions options;
+      options.check_calls = true;
+      const auto communicator = Make(transport, Topology::Flat(3, kFast), options);
+      const int rank = transport.rank();
+      const Status status = CallOfCounts(*communicator, collective, rank == 1 ? other : counts);
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr(fmt::format("rank {} made call 1: {}", rank, Name(collective))),
+                        HasSubstr(fmt::format("; rank {} made call 1", rank == 1 ? 0 : 1)),
+                        HasSubstr(collective == Collective::kAllReduce ? " elements" : "with other counts")));
+      EXPECT_EQ(communicator->Barrier(), OkStatus()) << "later calls work";
+    });
+  });
+}
+
+// Time limits pass in virtual time, which advances while all ranks wait.
+TEST(CommunicatorTest, SizesThatDifferBetweenRanksEndWithAnErrorIfCallsAreNotCompared) {
+  for (const Topology& topology :
+       {Topology::Flat(2, kFast), Topology::Flat(3, kFast), GroupTopology({1, 2}, kFast, kSlow)}) {
+    ForOtherCounts(topology.ranks(), [&](Collective collective, const auto& counts, const auto& other) {
+      std::atomic<int> errors = 0;
+      const auto body = [&](Transport& transport) {
+        CommunicatorOptions options, patient;
+        options.check_calls = patient.check_calls = false;
+        options.time_limit_s = 20;
+        patient.time_limit_s = 1e6;
+        patient.first_tag = Tag{1} << kCommunicatorTagBits;
+        const auto communicator = Make(transport, topology, options);
+        const auto later = Make(transport, topology, patient);
+        EXPECT_EQ(CallOfCounts(*communicator, collective, counts), OkStatus());
+        const Status status = CallOfCounts(*communicator, collective, transport.rank() == 1 ? other : counts);
+        if (!status.ok()) {
+          ++errors;
+          EXPECT_TRUE(status.code() == StatusCode::kInvalidArgument ||
+                      status.code() == StatusCode::kDeadlineExceeded)
+              << status;
+          EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(Name(collective))));
+        }
+        EXPECT_EQ(later->Barrier(), OkStatus()) << "no message of the call is left";
+      };
+      RunRanks(topology.ranks(), body, {.topology = &topology});
+      EXPECT_GT(errors.load(), 0) << Name(collective) << " of " << counts[0] << " elements on "
+                                  << topology.ranks();
+    });
+  }
 }
 
 TEST(CommunicatorTest, RecordsOfUnknownCallsAreDescribed) {

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <utility>
 
+#include "app/collective_tuning.h"
 #include "app/input.h"
 #include "app/interrupt.h"
 #include "app/output.h"
@@ -373,6 +374,12 @@ void AddRankFlags(Verb& verb, RankFlags& flags, bool answers) {
       .ExistingFile()
       .Group(group);
   verb.AddOption(
+          "--collective-tuning", flags.collective_tuning,
+          "File of measured times, by which sums of tensor parallel ranks choose their algorithm where it "
+          "has them; comm_all_reduce_bench --tune writes it, and all ranks read an equal one")
+      .ExistingFile()
+      .Group(group);
+  verb.AddOption(
           "--tp-sum-dtype", flags.sum_dtype,
           "Type in which tensor parallel ranks send partial sums to other hosts, or to all ranks of a "
           "--topology without groups: bf16 and int8 (128 values share a scale) take a half and a quarter "
@@ -394,6 +401,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   if (!launched && layout.ranks() == 1) {
     if (flags.expert_parallel) Tell("--enable-expert-parallel has no effect on one rank\n");
     if (!flags.topology.empty()) Tell("--topology has no effect on one rank\n");
+    if (!flags.collective_tuning.empty()) Tell("--collective-tuning has no effect on one rank\n");
     return std::shared_ptr<RankJob>();
   }
   if (!launched) RETURN_IF_ERROR(CheckLocalRanks(layout.ranks()));
@@ -411,6 +419,8 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
       if (flags.rank_speeds.empty()) RETURN_IF_ERROR(SetSpeedsOf(*topology, layout));
     }
   }
+  ASSIGN_OR_RETURN(std::shared_ptr<const comm::TuningTable> tuning,
+                   ReadCollectiveTuning(flags.collective_tuning));
   std::unique_ptr<LocalRanks> children;
   std::optional<comm::OpenedTransport> transport;
   if (launched) {
@@ -454,11 +464,16 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
   }
   std::shared_ptr<RankJob> job(new RankJob(flags, layout, *std::move(transport)));
   job->children_ = std::move(children);
-  // Plans of collectives follow from the topology.
+  // Plans of collectives follow from the topology and the measured times.
   const std::string links = topology.has_value() ? base::HexDigest(topology->ToJson()) : "none";
-  RETURN_IF_ERROR(job->CheckFingerprints(fmt::format("{}, sums in {}, {}, topology {}, speeds [{}]",
-                                                     layout.Name(), flags.sum_dtype, fingerprint, links,
-                                                     fmt::join(layout.speeds(), ", "))));
+  const std::string times = tuning != nullptr ? base::HexDigest(tuning->ToJson()) : "none";
+  RETURN_IF_ERROR(job->CheckFingerprints(
+      fmt::format("{}, sums in {}, {}, topology {}, collective tuning {}, speeds [{}]", layout.Name(),
+                  flags.sum_dtype, fingerprint, links, times, fmt::join(layout.speeds(), ", "))));
+  if (tuning != nullptr && layout.degrees().tensor == 1 && job->rank() == 0) {
+    Tell("--collective-tuning has no effect without tensor parallel ranks\n");
+  }
+  job->tuning_ = std::move(tuning);
   RETURN_IF_ERROR(job->CheckKernels(kernels));
   ASSIGN_OR_RETURN(job->hosts_, comm::HostsOfRanks(job->transport(), kHostTag, kMeetSeconds));
   job->link_levels_ = std::move(levels);
@@ -532,7 +547,7 @@ std::string RankJob::Describe() const {
 StatusOr<std::shared_ptr<parallel::RankGroups>> RankJob::MakeGroups() const {
   ASSIGN_OR_RETURN(std::unique_ptr<parallel::RankGroups> groups,
                    parallel::RankGroups::Create(*transport_, *topology_, layout_, flags_.time_limit_s,
-                                                SumFormat(flags_.sum_dtype)));
+                                                SumFormat(flags_.sum_dtype), tuning_));
   return std::shared_ptr<parallel::RankGroups>(std::move(groups));
 }
 

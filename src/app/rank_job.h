@@ -33,6 +33,7 @@ struct RankFlags {
   parallel::BatchSplitOptions spill;    // --spill-experts, --spill-tolerance
   std::string rank_speeds;              // --rank-speeds: numbers, or "measured"; "": those of the topology
   std::string topology;                 // file; "": assumed links
+  std::string collective_tuning;        // file of --collective-tuning; "": predictions alone
   std::string placement;                // file of --expert-placement; "": experts are divided in order
   std::string sum_dtype = "f32";        // --tp-sum-dtype: f32, bf16 or int8
   double time_limit_s = 60;
@@ -47,9 +48,10 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags);
 
 /// Declares --tensor-parallel-size, --pipeline-parallel-size, --data-parallel-size, --enable-expert-parallel,
 /// --expert-parallel-size, --expert-placement, --replica-split, --spill-experts, --spill-tolerance,
-/// --rank-speeds, --layer-split, --expert-split, --layout, --topology, --tp-sum-dtype and --rank-time-limit.
-/// If the verb `answers` requests, also those of a model that changes meanwhile: --rebalance-experts,
-/// --rebalance-min-gain, --redundant-experts, --rebalance-workloads and --tolerate-rank-failure.
+/// --rank-speeds, --layer-split, --expert-split, --layout, --topology, --collective-tuning, --tp-sum-dtype
+/// and --rank-time-limit. If the verb `answers` requests, also those of a model that changes meanwhile:
+/// --rebalance-experts, --rebalance-min-gain, --redundant-experts, --rebalance-workloads and
+/// --tolerate-rank-failure.
 void AddRankFlags(Verb& verb, RankFlags& flags, bool answers);
 
 /// A rank's part of the cores on which its process may run.
@@ -110,8 +112,9 @@ class RankJob {
   RankFlags flags_;
   parallel::Layout layout_;
   comm::OpenedTransport transport_;
-  std::vector<std::string> hosts_;          // of all ranks
-  std::optional<comm::Topology> topology_;  // set by Start
+  std::vector<std::string> hosts_;                   // of all ranks
+  std::optional<comm::Topology> topology_;           // set by Start
+  std::shared_ptr<const comm::TuningTable> tuning_;  // of --collective-tuning; null: none
   std::vector<parallel::LinkLevel> link_levels_;
   int local_size_ = 1;
   std::atomic<bool> tolerates_failures_ = false;

@@ -2,14 +2,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 
+#include "app/collective_tuning.h"
 #include "app/input.h"
 #include "app/interrupt.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/table.h"
 #include "app/verb.h"
+#include "comm/collectives/planner.h"
 #include "comm/explain/explanation.h"
 #include "comm/explain/tree_svg.h"
 #include "comm/probe/link_probe.h"
@@ -35,7 +38,7 @@ struct TopologyFlags {
   std::vector<int64_t> sizes = {16 << 10, 1 << 20, 64 << 20};
   int ranks = 0;
   std::string order = "block";
-  std::string svg;
+  std::string svg, tuning;
   bool json = false;
   std::string out, transport, name = "probed";
 };
@@ -63,8 +66,9 @@ std::string_view FlagName(comm::Collective collective) {
   return comm::Name(collective);
 }
 
-StatusOr<std::vector<comm::Explanation>> Explanations(const comm::Topology& topology,
-                                                      const TopologyFlags& options) {
+StatusOr<std::vector<comm::Explanation>> Explanations(
+    const comm::Topology& topology, const TopologyFlags& options,
+    const std::shared_ptr<const comm::TuningTable>& tuning) {
   std::vector<comm::Explanation> rows;
   const InterruptGuard guard;
   Progress progress("comparing plans");
@@ -76,7 +80,7 @@ StatusOr<std::vector<comm::Explanation>> Explanations(const comm::Topology& topo
     for (const int64_t bytes : options.sizes) {
       progress.Show(done++, total, name);
       if (Interrupted()) return Cancelled("interrupted");
-      ASSIGN_OR_RETURN(comm::Explanation row, comm::Explain(topology, collective, bytes));
+      ASSIGN_OR_RETURN(comm::Explanation row, comm::Explain(topology, collective, bytes, tuning));
       rows.push_back(std::move(row));
       if (collective == comm::Collective::kBarrier) break;  // has no size
     }
@@ -84,10 +88,13 @@ StatusOr<std::vector<comm::Explanation>> Explanations(const comm::Topology& topo
   return rows;
 }
 
-std::string ExplanationTable(const std::vector<comm::Explanation>& explanations) {
+// The column of measured times is printed with --tuning only.
+std::string ExplanationTable(const std::vector<comm::Explanation>& explanations, bool has_tuning) {
   std::vector<std::vector<std::string>> rows = {{"collective", "size", "bound", "predicted", "of bound",
                                                  "busiest port", "busy", "over flat block",
-                                                 "over flat round-robin", "algorithm"}};
+                                                 "over flat round-robin"}};
+  if (has_tuning) rows[0].push_back("measured");
+  rows[0].push_back("algorithm");
   for (const comm::Explanation& row : explanations) {
     rows.push_back({std::string(FlagName(row.collective)), RowSize(row.collective, row.bytes),
                     comm::TimeText(row.bound.seconds), comm::TimeText(row.seconds),
@@ -95,13 +102,15 @@ std::string ExplanationTable(const std::vector<comm::Explanation>& explanations)
                     row.bottleneck.empty() ? "-" : row.bottleneck,
                     row.bottleneck.empty() ? "-" : comm::ShareText(row.busy, 1),
                     comm::FactorText(row.flat_block_s, row.seconds),
-                    comm::FactorText(row.flat_round_robin_s, row.seconds), row.algorithm});
+                    comm::FactorText(row.flat_round_robin_s, row.seconds)});
+    if (has_tuning) rows.back().push_back(row.measured_s > 0 ? comm::TimeText(row.measured_s) : "-");
+    rows.back().push_back(row.algorithm);
   }
   return FormatTable(rows, /*markdown=*/false);
 }
 
 std::string ExplanationJson(const comm::Topology& topology,
-                            const std::vector<comm::Explanation>& explanations) {
+                            const std::vector<comm::Explanation>& explanations, bool has_tuning) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const comm::Explanation& row : explanations) {
     rows.push_back({{"collective", FlagName(row.collective)},
@@ -115,6 +124,9 @@ std::string ExplanationJson(const comm::Topology& topology,
                     {"flat_block_s", row.flat_block_s},
                     {"flat_round_robin_s", row.flat_round_robin_s},
                     {"algorithm", row.algorithm}});
+    if (!has_tuning) continue;
+    nlohmann::ordered_json& measured = rows.back()["measured_s"];  // null unless it is set
+    if (row.measured_s > 0) measured = row.measured_s;
   }
   const nlohmann::ordered_json all = {{"name", topology.name()},
                                       {"source", topology.origin()},
@@ -127,6 +139,8 @@ Status RunExplain(const TopologyFlags& options) {
   ASSIGN_OR_RETURN(const std::string text, ReadInput(options.file));
   ASSIGN_OR_RETURN(const comm::Topology file, comm::Topology::Parse(text, InputName(options.file)));
   ASSIGN_OR_RETURN(const comm::Topology topology, Placed(file, options));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const comm::TuningTable> tuning,
+                   ReadCollectiveTuning(options.tuning));
   // Refused arguments leave no picture and no half of an output.
   const bool compares = options.collectives != std::vector<std::string>{kNoCollective};
   if (const Status status = comm::CheckExplained(topology); compares && !status.ok()) {
@@ -143,8 +157,10 @@ Status RunExplain(const TopologyFlags& options) {
     if (!compares) return OkStatus();
     Print("\n");
   }
-  ASSIGN_OR_RETURN(const std::vector<comm::Explanation> rows, Explanations(topology, options));
-  WriteOutput(options.json ? ExplanationJson(topology, rows) : ExplanationTable(rows));
+  ASSIGN_OR_RETURN(const std::vector<comm::Explanation> rows, Explanations(topology, options, tuning));
+  const bool has_tuning = tuning != nullptr;
+  WriteOutput(options.json ? ExplanationJson(topology, rows, has_tuning)
+                           : ExplanationTable(rows, has_tuning));
   return OkStatus();
 }
 
@@ -205,6 +221,11 @@ void AddExplainFlags(Verb& verb, TopologyFlags& options) {
       .OneOf({"block", "round-robin"})
       .ShowDefault()
       .Group(group);
+  verb.AddOption("--tuning", options.tuning,
+                 "File of measured times, by which plans are chosen where it has them; comm_all_reduce_bench "
+                 "--tune writes it")
+      .Check(CheckExistingInput)
+      .Group(group);
   verb.AddOption("--svg", options.svg, "File for a picture of the tree").Group(group);
   verb.AddFlag("--json", options.json, "Print JSON").Group(group);
 }
@@ -251,7 +272,7 @@ void AddTopology(Verb& root, VerbRun& run) {
       run = [options] { return RunExplain(*options); };
     } else {
       if (!options->file.empty()) FailUsage("probe takes no FILE; --out names the file to write");
-      for (const char* flag : {"--collective", "--size", "--order", "--svg", "--json"}) {
+      for (const char* flag : {"--collective", "--size", "--order", "--tuning", "--svg", "--json"}) {
         if (verb.Count(flag) > 0) FailUsage(flag, "is for moesaic topology explain");
       }
       run = [options] { return RunProbe(*options); };

@@ -17,7 +17,8 @@ constexpr comm::Tag kHiddenTag = 2 * kFirstGroupTag;
 
 StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, const comm::Topology& topology,
                                                          const Layout& layout, double time_limit_s,
-                                                         comm::WireFormat sums) {
+                                                         comm::WireFormat sums,
+                                                         std::shared_ptr<const comm::TuningTable> tuning) {
   if (job.size() != layout.ranks()) {
     return InvalidArgument("the layout {} has {} ranks, but the job has {}", layout.Name(), layout.ranks(),
                            job.size());
@@ -30,6 +31,7 @@ StatusOr<std::unique_ptr<RankGroups>> RankGroups::Create(comm::Transport& job, c
     options.time_limit_s = time_limit_s;
     options.compression = sums;
     options.first_tag = kTensorTag;
+    options.planner.tuning = std::move(tuning);
     ASSIGN_OR_RETURN(comm::Topology shards, topology.Selected(ranks));
     ASSIGN_OR_RETURN(groups->tensor_ranks_, comm::GroupTransport::Create(groups->job_, ranks));
     ASSIGN_OR_RETURN(groups->tensor_,

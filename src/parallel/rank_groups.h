@@ -34,10 +34,11 @@ class RankGroups {
  public:
   /// Borrows the job's transport. The transport and the topology have layout.ranks() ranks. A wait of more
   /// than `time_limit_s` is a failure. `sums` is the encoding of sums between hosts
-  /// (CommunicatorOptions::compression).
-  static StatusOr<std::unique_ptr<RankGroups>> Create(comm::Transport& job, const comm::Topology& topology,
-                                                      const Layout& layout, double time_limit_s = 60,
-                                                      comm::WireFormat sums = comm::WireFormat::kExact);
+  /// (CommunicatorOptions::compression). `tuning` has measured times of sums; null: there are none.
+  static StatusOr<std::unique_ptr<RankGroups>> Create(
+      comm::Transport& job, const comm::Topology& topology, const Layout& layout, double time_limit_s = 60,
+      comm::WireFormat sums = comm::WireFormat::kExact,
+      std::shared_ptr<const comm::TuningTable> tuning = nullptr);
   ~RankGroups();
 
   const Layout& layout() const { return layout_; }

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <memory>
 #include <numeric>
+#include <set>
 
 #include "comm/transport/local_transport.h"
 
@@ -72,6 +75,32 @@ TEST(RankGroups, SumsOverSlowLinksMayBeRounded) {
     for (const float value : values) ASSERT_NEAR(value, 0.6F, 0.6F / 100);
     EXPECT_LT(groups->traffic().sent_bytes, values.size() * 5 / 4) << "about a byte for each value";
   });
+}
+
+// Algorithms of a sum send different numbers of bytes.
+TEST(RankGroups, MeasuredTimesChooseTheAlgorithmOfSums) {
+  constexpr int kRanks = 4, kValues = 1000;
+  const Layout layout = *Layout::Create({.tensor = kRanks});
+  const comm::Topology topology = comm::Topology::Flat(kRanks, {.latency_s = 1e-6, .bytes_per_s = 1e10});
+  const comm::PlanRequest request = {
+      .collective = comm::Collective::kAllReduce, .ranks = kRanks, .count = kValues, .element_bytes = 4};
+  std::set<std::array<int64_t, kRanks>> sent;  // bytes by rank
+  for (const comm::Choice& choice : comm::Planner(topology).Compare(request, {})) {
+    auto table = std::make_shared<comm::TuningTable>();
+    table->Add(comm::Collective::kAllReduce, kRanks, comm::RequestBytes(request), Name(choice.candidate),
+               1e-12);
+    std::array<int64_t, kRanks> bytes{};
+    comm::RunRanks(kRanks, [&](Transport& end) {
+      const auto groups = *RankGroups::Create(end, topology, layout, 60, comm::WireFormat::kExact, table);
+      std::vector<float> values(kValues, 1.0F);
+      groups->Sum(values);
+      EXPECT_TRUE(groups->Finish().ok());
+      EXPECT_EQ(values, std::vector<float>(kValues, 4.0F));
+      bytes[end.rank()] = groups->traffic().sent_bytes;
+    });
+    sent.insert(bytes);
+  }
+  EXPECT_GT(sent.size(), 1U);
 }
 
 TEST(RankGroups, SendsHiddenStatesToTheNextStageInOrder) {

@@ -282,6 +282,21 @@ class Refusals(RanksCase):
         for error in self.start_each(*(({}, [*words, path]) for path in paths)):
             self.assertIn("all ranks must load the same model in the same way; rank 1 has", error)
 
+    def test_ranks_with_other_measured_times_are_named(self):
+        paths = []
+        for seconds in (1, 2):
+            paths.append(self.folder / f"tuning-{seconds}.json")
+            entry = {"collective": "all_reduce", "ranks": 2, "bytes": 1024, "candidate": "ring", "seconds": seconds}
+            paths[-1].write_text(json.dumps({"entries": [entry]}))
+        words = self.logits_of(GOLDEN / "qwen3-moe-norm-tied", "-tp", "2", "--collective-tuning")
+        for error in self.start_each(*(({}, [*words, path]) for path in paths)):
+            self.assertIn("all ranks must load the same model in the same way; rank 1 has", error)
+        self.start_each(*(({}, [*words, paths[0]]) for _ in range(2)), code=0)
+        paths[0].write_text('{"entries": [{}]}')
+        self.assert_refused(["-tp", "2", "--collective-tuning", paths[0]], "tuning-1.json: entries[0]: expected an object")
+        self.assertIn("--collective-tuning has no effect on one rank",
+                      run("generate", MODEL, "--prompt", "Once", "-n", "1", "--collective-tuning", paths[1]).stderr)
+
     def test_shards_with_other_kernels_are_named(self):
         """Each shard chooses the experts of all rows, and other instruction sets round differently."""
         def ranks(*flags):

@@ -55,6 +55,21 @@ class Explain(unittest.TestCase):
             self.assertEqual(f"{100 * entry['share_of_bound']:.0f}%", row[4])
             self.assertLessEqual(entry["bound_s"], entry["predicted_s"] * (1 + 1e-9))
 
+    def test_measured_times_have_a_column_and_faulty_ones_are_named(self):
+        tuning = self.folder / "tuning.json"
+        entry = {"collective": "all_reduce", "ranks": 32, "bytes": 1 << 20, "candidate": "of an older version", "seconds": 1e-3}
+        tuning.write_text(json.dumps({"entries": [entry]}))
+        words = ("topology", "explain", FILES / "accelerators-4x8-200gbit.json", "--collective", "all_reduce", "--size", "1MiB")
+        plain, tuned = (table(run(*words, *flags).stdout) for flags in ((), ("--tuning", tuning)))
+        self.assertEqual(tuned[0], [*plain[0][:-1], "measured", "algorithm"])
+        self.assertEqual(tuned[1], [*plain[1][:-1], "-", plain[1][-1]])
+        printed = json.loads(run(*words, "--json", "--tuning", tuning).stdout)
+        self.assertIsNone(printed["collectives"][0]["measured_s"])
+        self.assertNotIn("measured_s", json.loads(run(*words, "--json").stdout)["collectives"][0])
+        tuning.write_text(json.dumps({"entries": [entry | {"seconds": 0}]}))
+        self.assertIn('tuning.json: entries[0]: "seconds" must be a positive number',
+                      run(*words, "--tuning", tuning, code=1).stderr)
+
     def test_ranks_are_the_first_of_the_order(self):
         path = FILES / "accelerators-4x8-200gbit.json"
         block = run("topology", "explain", path, "--ranks", "4", "--size", "1KiB").stdout

@@ -133,11 +133,13 @@ Status CheckExplained(const Topology& topology) {
                          topology.name(), topology.ranks());
 }
 
-StatusOr<Explanation> Explain(const Topology& topology, Collective collective, int64_t bytes) {
+StatusOr<Explanation> Explain(const Topology& topology, Collective collective, int64_t bytes,
+                              std::shared_ptr<const TuningTable> tuning) {
   RETURN_IF_ERROR(CheckExplained(topology));
   ASSIGN_OR_RETURN(const PlanRequest request, RequestOf(collective, topology.ranks(), bytes));
-  Planner planner(topology);
-  ASSIGN_OR_RETURN(const Plan plan, planner.PlanCollective(request, {}));
+  Planner planner(topology, {.cost = {}, .tuning = tuning});
+  ASSIGN_OR_RETURN(const Candidate candidate, planner.Choose(request, {}));
+  ASSIGN_OR_RETURN(const Plan plan, planner.Build(request, candidate));
   const PlanCost cost = SimulatePlan(plan, topology);
   Explanation explanation;
   explanation.collective = collective;
@@ -145,6 +147,10 @@ StatusOr<Explanation> Explain(const Topology& topology, Collective collective, i
   explanation.bound = BoundOf(request, topology);
   explanation.algorithm = plan.algorithm;
   explanation.seconds = cost.seconds;
+  if (tuning != nullptr) {
+    explanation.measured_s =
+        tuning->Find(collective, request.ranks, RequestBytes(request), Name(candidate)).value_or(0);
+  }
   if (cost.bottleneck >= 0) {
     explanation.bottleneck = ChannelName(topology, cost.bottleneck);
     explanation.busy = cost.bottleneck_s / cost.seconds;

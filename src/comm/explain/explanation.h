@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include "comm/topology/topology.h"
 
 namespace moesaic::comm {
+
+class TuningTable;
 
 /// Maximum number of ranks of an explained topology.
 inline constexpr int kMaxExplainedRanks = 512;
@@ -29,6 +32,7 @@ struct Explanation {
   LowerBound bound;
   std::string algorithm;   ///< algorithm that the planner chooses
   double seconds = 0;      ///< predicted time of this algorithm
+  double measured_s = 0;   ///< its time in the tuning table; 0: it has none
   std::string bottleneck;  ///< port that it uses longest: "node 0, out"; empty without traffic
   double busy = 0;         ///< share of the predicted time in which that port carries bytes
   /// Times of the flat algorithm (ring; pairwise AllToAll, binomial broadcast, dissemination barrier) in both
@@ -46,8 +50,10 @@ Status CheckExplained(const Topology& topology);
 /// the vector (AllReduce, Broadcast), of all blocks of the result (AllGather) or of the input (ReduceScatter,
 /// AllToAll) of one rank. Messages are exact. Elements have two bytes; sizes are rounded up to whole
 /// elements, and those of AllToAll to equal blocks of whole elements. InvalidArgument for AllToAllv, which
-/// has no size, and by CheckExplained().
-StatusOr<Explanation> Explain(const Topology& topology, Collective collective, int64_t bytes);
+/// has no size, and by CheckExplained(). If `tuning` is set, its times correct the predictions by which the
+/// algorithm is chosen.
+StatusOr<Explanation> Explain(const Topology& topology, Collective collective, int64_t bytes,
+                              std::shared_ptr<const TuningTable> tuning = nullptr);
 
 /// Returns the name of a channel without the root, such as "node 0, out".
 std::string ChannelName(const Topology& topology, int channel);

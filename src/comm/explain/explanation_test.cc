@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <memory>
 #include <sstream>
+#include <vector>
 
+#include "comm/collectives/planner.h"
 #include "comm/collectives/topology_test_support.h"
 #include "comm/explain/tree_svg.h"
 
@@ -107,6 +110,26 @@ TEST(ExplanationTest, SizesBelowOneElementPerRankAreRoundedUp) {
   EXPECT_GT(small.seconds, 0);
   EXPECT_EQ(small.seconds, Explain(topology, Collective::kAllToAll, 64).value().seconds);
   EXPECT_GT(Explain(topology, Collective::kAllReduce, 1).value().seconds, 0);
+}
+
+TEST(ExplanationTest, MeasuredTimesChooseTheAlgorithm) {
+  const Topology topology = NodesOfEight(2);
+  const PlanRequest request = {.collective = Collective::kAllReduce,
+                               .ranks = 16,
+                               .count = 1 << 19,  // 1 MiB of Explain()'s elements
+                               .element_bytes = 2};
+  const Planner planner(topology);
+  const std::vector<Choice> choices = planner.Compare(request, {});
+  ASSERT_GT(choices.size(), 3U);
+  auto table = std::make_shared<TuningTable>();
+  table->Add(Collective::kAllReduce, 16, 1 << 20, Name(choices[3].candidate), 1e-9);
+  const Explanation tuned = Explain(topology, Collective::kAllReduce, 1 << 20, table).value();
+  EXPECT_EQ(tuned.algorithm, planner.Build(request, choices[3].candidate)->algorithm);
+  EXPECT_DOUBLE_EQ(tuned.measured_s, 1e-9);
+  EXPECT_GT(tuned.seconds, 1e-6) << "the predicted time stays";
+  const Explanation far = Explain(topology, Collective::kAllReduce, 64 << 20, table).value();
+  EXPECT_EQ(far.measured_s, 0);
+  EXPECT_EQ(far.algorithm, Explain(topology, Collective::kAllReduce, 64 << 20).value().algorithm);
 }
 
 TEST(ExplanationTest, FactorsAndSharesOfNoTimeAreDashes) {

@@ -94,7 +94,7 @@ StatusOr<Se3AttentionBlock::Pass> Se3AttentionBlock::Attend(const graph::Context
   RETURN_IF_ERROR(to_key_value_.RunEdges(
       ctx, edges, nodes, edge,
       {static_cast<float*>(pass.messages.data), pass.messages.stride, KeyValueOffsets()}));
-  const FiberFeatures query = to_query_.Run(ctx, rows, nodes);
+  ASSIGN_OR_RETURN(const FiberFeatures query, to_query_.Run(ctx, rows, nodes));
   auto* q = static_cast<float*>(pass.queries.data);
   for (const auto& [degree, offsets] : HeadOffsets(key_)) {
     const int64_t dim = Dim(degree), channels = key_.at(degree);

@@ -9,16 +9,6 @@
 namespace moesaic::science {
 namespace {
 
-Status CheckFiber(const Fiber& fiber, const char* name) {
-  for (const auto& [degree, channels] : fiber) {
-    if (degree < 0 || degree > kMaxDegree || channels < 1) {
-      return InvalidArgument("{} must have degrees up to {} with one channel or more, not {}: {}", name,
-                             kMaxDegree, degree, channels);
-    }
-  }
-  return OkStatus();
-}
-
 // The weight [n, k] of a linear layer as [k, n].
 std::vector<float> Transposed(const WeightTensor& weight) {
   const int64_t n = weight.shape[0], k = weight.shape[1];
@@ -330,6 +320,15 @@ Status Se3Conv::RunEdges(const graph::Context& ctx, const Se3Graph& edges, const
   return OkStatus();
 }
 
+Se3EdgeRows Se3Conv::RowsIn(const graph::Output& matrix) const {
+  Se3EdgeRows rows = {static_cast<float*>(matrix.data), matrix.stride, {}};
+  int column = 0;
+  for (const auto& [degree, channels] : out_) {
+    for (int c = 0; c < channels; ++c, column += Dim(degree)) rows.offsets[degree].push_back(column);
+  }
+  return rows;
+}
+
 StatusOr<FiberFeatures> Se3Conv::RunNodes(const graph::Context& ctx, const Se3Graph& edges,
                                           const FiberFeatures& nodes, const float* edge) const {
   graph::ScratchScope scope(ctx);
@@ -337,11 +336,7 @@ StatusOr<FiberFeatures> Se3Conv::RunNodes(const graph::Context& ctx, const Se3Gr
   const int64_t rows = edges.graph().num_dst();
   const graph::Output messages = scope.Matrix(tensor::DType::kF32, csc.edges(), FiberWidth(out_)),
                       sums = scope.Matrix(tensor::DType::kF32, rows, FiberWidth(out_));
-  Se3EdgeRows to = {static_cast<float*>(messages.data), messages.stride, {}};
-  int column = 0;
-  for (const auto& [degree, channels] : out_) {
-    for (int c = 0; c < channels; ++c, column += Dim(degree)) to.offsets[degree].push_back(column);
-  }
+  Se3EdgeRows to = RowsIn(messages);
   RETURN_IF_ERROR(RunEdges(ctx, edges, nodes, edge, to));
   graph::Segments grouped;  // messages are in the order by destination
   grouped.ptr = csc.ptr;

@@ -9,6 +9,9 @@ namespace moesaic::science {
 
 inline int Dim(int degree) { return 2 * degree + 1; }
 
+/// Checks degrees and numbers of channels.
+Status CheckFiber(const Fiber& fiber, const char* name);
+
 /// Checks that features have all degrees of the fiber and the right sizes.
 Status CheckNodeFeatures(const Fiber& fiber, int64_t rows, const FiberFeatures& x);
 

@@ -375,4 +375,24 @@ Status Se3Conv::Backward(const graph::Context& ctx, const Se3Graph& edges, const
   return SelfBackward(ctx, edges, nodes, grad, out, parameters);
 }
 
+Status Se3Conv::BackwardNodes(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
+                              const float* edge, const FiberFeatures& out_grad, const Se3Gradients& out,
+                              const GradientMap& parameters) const {
+  RETURN_IF_ERROR(CheckNodeFeatures(out_, edges.graph().num_dst(), out_grad));
+  graph::ScratchScope scope(ctx);
+  const graph::Adjacency& csc = edges.graph().by_destination();
+  const Se3EdgeRows rows = RowsIn(scope.Matrix(tensor::DType::kF32, csc.edges(), FiberWidth(out_)));
+  const graph::EdgeVector& own = csc.own();
+  // A sum has the same gradient by each of its edges.
+  ForRows(ctx, csc.edges(), kConvTile, [&](int64_t first, int64_t last) {
+    for (const auto& [degree, channels] : out_) {
+      const int64_t width = int64_t{channels} * Dim(degree);
+      float* to = rows.data + rows.offsets.at(degree)[0];
+      for (int64_t p = first; p < last; ++p)
+        std::copy_n(out_grad.at(degree).data() + own[p] * width, width, to + p * rows.stride);
+    }
+  });
+  return Backward(ctx, edges, nodes, edge, rows, out, GradientScope(parameters));
+}
+
 }  // namespace moesaic::science

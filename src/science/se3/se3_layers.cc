@@ -7,6 +7,34 @@
 #include "science/se3/se3_conv_state.h"
 
 namespace moesaic::science {
+namespace {
+
+constexpr float kSmallestLength = 0x1p-24F;  // the program's clamp
+
+// Writes the lengths of the vectors [channels, dim] of a row, and their LayerNorm.
+void NormalizeLengths(const graph::Context& ctx, const Norm& norm, const float* x, int dim, float* lengths,
+                      float* normalized) {
+  const int channels = static_cast<int>(norm.gamma.size());
+  for (int c = 0; c < channels; ++c) {
+    float squares = 0;
+    for (int m = 0; m < dim; ++m) squares += x[c * dim + m] * x[c * dim + m];
+    lengths[c] = std::max(std::sqrt(squares), kSmallestLength);
+  }
+  ctx.graph->rows.layer_norm(lengths, norm.gamma.data(), norm.beta.data(), channels, norm.eps, normalized);
+}
+
+}  // namespace
+
+Status CheckFiber(const Fiber& fiber, const char* name) {
+  for (const auto& [degree, channels] : fiber) {
+    if (degree < 0 || degree > kMaxDegree || channels < 1) {
+      return InvalidArgument("{} must have degrees up to {} with one channel or more, not {}: {}", name,
+                             kMaxDegree, degree, channels);
+    }
+  }
+  return OkStatus();
+}
+
 Status CheckNodeFeatures(const Fiber& fiber, int64_t rows, const FiberFeatures& x) {
   for (const auto& [degree, channels] : fiber) {
     const auto found = x.find(degree);
@@ -66,13 +94,17 @@ void Se3Graph::AddPositionGradients(const float* offset_grad, float* xyz_grad) c
 }
 
 StatusOr<Se3Linear> Se3Linear::Load(const WeightScope& weights, const Fiber& in, const Fiber& out) {
+  RETURN_IF_ERROR(CheckFiber(in, "the input"));
+  RETURN_IF_ERROR(CheckFiber(out, "the output"));
   Se3Linear layer;
+  layer.out_ = out;
   for (const auto& [degree, channels] : out) {
     const auto from = in.find(degree);
     if (from == in.end())
       return InvalidArgument("a linear layer cannot make degree {} from other degrees", degree);
     ASSIGN_OR_RETURN(const WeightTensor* weight,
                      weights.Get(fmt::format("weights.{}", degree), {channels, from->second}));
+    layer.in_[degree] = from->second;
     layer.weights_[degree] = *weight;
   }
   return layer;
@@ -138,6 +170,8 @@ void MultiplyChannelsBackward(const graph::Context& ctx, const WeightTensor& wei
 Status Se3Linear::Backward(const graph::Context& ctx, int64_t rows, const FiberFeatures& x,
                            const FiberFeatures& y_grad, const std::map<int, float*>& x_grad,
                            const GradientScope& parameters) const {
+  RETURN_IF_ERROR(CheckNodeFeatures(in_, rows, x));
+  RETURN_IF_ERROR(CheckNodeFeatures(out_, rows, y_grad));
   for (const auto& [degree, weight] : weights_) {
     ASSIGN_OR_RETURN(float* weight_grad, parameters.Get(fmt::format("weights.{}", degree),
                                                         static_cast<int64_t>(weight.values.size())));
@@ -148,7 +182,9 @@ Status Se3Linear::Backward(const graph::Context& ctx, int64_t rows, const FiberF
   return OkStatus();
 }
 
-FiberFeatures Se3Linear::Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const {
+StatusOr<FiberFeatures> Se3Linear::Run(const graph::Context& ctx, int64_t rows,
+                                       const FiberFeatures& x) const {
+  RETURN_IF_ERROR(CheckNodeFeatures(in_, rows, x));
   FiberFeatures out;
   for (const auto& [degree, weight] : weights_)
     out[degree] = MultiplyChannels(ctx, weight, rows, Dim(degree), x.at(degree));
@@ -156,42 +192,118 @@ FiberFeatures Se3Linear::Run(const graph::Context& ctx, int64_t rows, const Fibe
 }
 
 StatusOr<Se3Norm> Se3Norm::Load(const WeightScope& weights, const Fiber& fiber) {
+  RETURN_IF_ERROR(CheckFiber(fiber, "the fiber"));
   Se3Norm layer;
+  layer.fiber_ = fiber;
+  layer.grouped_ = weights.Has("group_norm.weight");
+  if (!layer.grouped_) {
+    for (const auto& [degree, channels] : fiber) {
+      ASSIGN_OR_RETURN(layer.norms_[degree],
+                       weights.LayerNorm(fmt::format("layer_norms.{}", degree), channels));
+    }
+    return layer;
+  }
+  int64_t total = 0;
   for (const auto& [degree, channels] : fiber) {
-    ASSIGN_OR_RETURN(layer.norms_[degree],
-                     weights.LayerNorm(fmt::format("layer_norms.{}", degree), channels));
+    if (channels != fiber.begin()->second) {
+      return InvalidArgument("\"group_norm\" needs degrees with {} channels each, but degree {} has {}",
+                             fiber.begin()->second, degree, channels);
+    }
+    total += channels;
+  }
+  ASSIGN_OR_RETURN(const Norm all, weights.LayerNorm("group_norm", total));
+  int64_t at = 0;
+  for (const auto& [degree, channels] : fiber) {
+    Norm& norm = layer.norms_[degree];
+    norm.gamma.assign(all.gamma.begin() + at, all.gamma.begin() + at + channels);
+    norm.beta.assign(all.beta.begin() + at, all.beta.begin() + at + channels);
+    norm.eps = all.eps;
+    at += channels;
   }
   return layer;
 }
 
-FiberFeatures Se3Norm::Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const {
-  constexpr float kClamp = 0x1p-24F;  // the program's smallest norm
+StatusOr<FiberFeatures> Se3Norm::Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const {
+  RETURN_IF_ERROR(CheckNodeFeatures(fiber_, rows, x));
   FiberFeatures out;
   for (const auto& [degree, norm] : norms_) {
-    const int64_t channels = static_cast<int64_t>(norm.gamma.size()), dim = Dim(degree);
+    const int64_t channels = static_cast<int64_t>(norm.gamma.size());
+    const int dim = Dim(degree);
     const std::vector<float>& from = x.at(degree);
     std::vector<float>& to = out[degree];
     to.resize(from.size());
     ForRows(ctx, rows, 64, [&, &scale = norm](int64_t first, int64_t last) {
-      std::vector<float> norms(channels), scaled(channels);
+      std::vector<float> lengths(channels), normalized(channels);
       for (int64_t r = first; r < last; ++r) {
+        const int64_t at = r * channels * dim;
+        NormalizeLengths(ctx, scale, from.data() + at, dim, lengths.data(), normalized.data());
         for (int64_t c = 0; c < channels; ++c) {
-          float squares = 0;
-          for (int64_t m = 0; m < dim; ++m)
-            squares += from[(r * channels + c) * dim + m] * from[(r * channels + c) * dim + m];
-          norms[c] = std::max(std::sqrt(squares), kClamp);
-        }
-        ctx.graph->rows.layer_norm(norms.data(), scale.gamma.data(), scale.beta.data(),
-                                   static_cast<int>(channels), scale.eps, scaled.data());
-        for (int64_t c = 0; c < channels; ++c) {
-          const float factor = std::max(scaled[c], 0.0F) / norms[c];
-          for (int64_t m = 0; m < dim; ++m)
-            to[(r * channels + c) * dim + m] = from[(r * channels + c) * dim + m] * factor;
+          const float factor = std::max(normalized[c], 0.0F) / lengths[c];
+          for (int m = 0; m < dim; ++m) to[at + c * dim + m] = from[at + c * dim + m] * factor;
         }
       }
     });
   }
   return out;
+}
+
+StatusOr<NormGradients> Se3Norm::FindGradients(int degree, const GradientScope& parameters) const {
+  if (!grouped_)
+    return NormGradients::Find(parameters, fmt::format("layer_norms.{}", degree), norms_.at(degree));
+  int64_t total = 0, before = 0;
+  for (const auto& [other, channels] : fiber_) {
+    total += channels;
+    before += other < degree ? channels : 0;
+  }
+  NormGradients out;
+  ASSIGN_OR_RETURN(out.gamma, parameters.Get("group_norm.weight", total));
+  ASSIGN_OR_RETURN(out.beta, parameters.Get("group_norm.bias", total));
+  if (out.gamma != nullptr) out.gamma += before;
+  if (out.beta != nullptr) out.beta += before;
+  return out;
+}
+
+Status Se3Norm::Backward(const graph::Context& ctx, int64_t rows, const FiberFeatures& x,
+                         const FiberFeatures& y_grad, const std::map<int, float*>& x_grad,
+                         const GradientScope& parameters) const {
+  RETURN_IF_ERROR(CheckNodeFeatures(fiber_, rows, x));
+  RETURN_IF_ERROR(CheckNodeFeatures(fiber_, rows, y_grad));
+  for (const auto& [degree, norm] : norms_) {
+    ASSIGN_OR_RETURN(const NormGradients own, FindGradients(degree, parameters));
+    const graph::ScratchScope scope(ctx);
+    const int64_t channels = static_cast<int64_t>(norm.gamma.size());
+    const int dim = Dim(degree);
+    auto take = [&] { return ctx.exec.scratch->Take<float>(rows * channels).data(); };
+    float *lengths = take(), *normalized = take(), *length_grad = take(), *normalized_grad = take();
+    const float *from = x.at(degree).data(), *grad = y_grad.at(degree).data();
+    const auto found = x_grad.find(degree);
+    float* to = found == x_grad.end() ? nullptr : found->second;
+    // y = x relu(normalized) / length: the length has a gradient of its own and one through LayerNorm.
+    ForRows(ctx, rows, 64, [&, &scale = norm](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r)
+        NormalizeLengths(ctx, scale, from + r * channels * dim, dim, lengths + r * channels,
+                         normalized + r * channels);
+      for (int64_t i = first * channels; i < last * channels; ++i) {
+        float dot = 0;
+        for (int m = 0; m < dim; ++m) dot += grad[i * dim + m] * from[i * dim + m];
+        const float by_factor = normalized[i] > 0 ? dot / lengths[i] : 0;
+        normalized_grad[i] = by_factor;
+        length_grad[i] = -by_factor * std::max(normalized[i], 0.0F) / lengths[i];
+      }
+    });
+    NormBackward(ctx, norm, lengths, normalized_grad, rows, to == nullptr ? nullptr : length_grad, own);
+    if (to == nullptr) continue;
+    ForRows(ctx, rows, 64, [&](int64_t first, int64_t last) {
+      for (int64_t i = first * channels; i < last * channels; ++i) {
+        const float factor = std::max(normalized[i], 0.0F) / lengths[i];
+        // A length that is clamped is constant.
+        const float along = lengths[i] > kSmallestLength ? length_grad[i] / lengths[i] : 0;
+        for (int m = 0; m < dim; ++m)
+          to[i * dim + m] += factor * grad[i * dim + m] + along * from[i * dim + m];
+      }
+    });
+  }
+  return OkStatus();
 }
 
 }  // namespace moesaic::science

@@ -64,23 +64,35 @@ struct Se3Gradients {
 class Se3Linear {
  public:
   static StatusOr<Se3Linear> Load(const WeightScope& weights, const Fiber& in, const Fiber& out);
-  FiberFeatures Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const;
+  StatusOr<FiberFeatures> Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const;
   /// Adds the gradients for y_grad. x_grad has pointers by degree, which may be absent.
   Status Backward(const graph::Context& ctx, int64_t rows, const FiberFeatures& x,
                   const FiberFeatures& y_grad, const std::map<int, float*>& x_grad,
                   const GradientScope& parameters) const;
 
  private:
+  Fiber in_, out_;  // in_: degrees of out_ only
   std::map<int, WeightTensor> weights_;
 };
 
-/// Scales features by relu(LayerNorm(norms)) / norms: parameters layer_norms.D.
+/// Scales features by relu(LayerNorm(lengths)) / lengths, where LayerNorm runs over the channels of a degree
+/// and lengths are at least 2^-24. Parameters layer_norms.D; or group_norm, which has the channels of all
+/// degrees, if every degree has the same number of them.
 class Se3Norm {
  public:
   static StatusOr<Se3Norm> Load(const WeightScope& weights, const Fiber& fiber);
-  FiberFeatures Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const;
+  StatusOr<FiberFeatures> Run(const graph::Context& ctx, int64_t rows, const FiberFeatures& x) const;
+  /// Adds the gradients for y_grad. x_grad has pointers by degree, which may be absent.
+  Status Backward(const graph::Context& ctx, int64_t rows, const FiberFeatures& x,
+                  const FiberFeatures& y_grad, const std::map<int, float*>& x_grad,
+                  const GradientScope& parameters) const;
 
  private:
+  // Looks up the gradients of the parameters of a degree.
+  StatusOr<NormGradients> FindGradients(int degree, const GradientScope& parameters) const;
+
+  Fiber fiber_;
+  bool grouped_ = false;  // the state dict has group_norm
   std::map<int, Norm> norms_;
 };
 
@@ -111,6 +123,10 @@ class Se3Conv {
   Status Backward(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
                   const float* edge, const Se3EdgeRows& grad, const Se3Gradients& out,
                   const GradientScope& parameters) const;
+  /// Adds the gradients for those of the result of RunNodes(). `parameters` has the names of the state dict.
+  Status BackwardNodes(const graph::Context& ctx, const Se3Graph& edges, const FiberFeatures& nodes,
+                       const float* edge, const FiberFeatures& out_grad, const Se3Gradients& out,
+                       const GradientMap& parameters) const;
 
   const Fiber& out() const { return out_; }
   int edge_inputs() const { return edge_inputs_; }
@@ -137,6 +153,8 @@ class Se3Conv {
     int basis_offset = 0;  // first of its [2 degree + 1, terms] columns of the coupling
   };
   Status CheckInputs(const Se3Graph& edges, const FiberFeatures& nodes, const float* edge) const;
+  // Returns rows in which the degrees follow one another.
+  Se3EdgeRows RowsIn(const graph::Output& matrix) const;
   void ActivateHidden(const graph::Context& ctx, bool second, int rows, const float* x, float* y) const;
   // Adds the sums of a backward pass to the gradients of the state dict.
   Status AddParameters(const graph::Context& ctx, const ParameterSums& sums,

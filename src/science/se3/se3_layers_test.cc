@@ -71,7 +71,7 @@ TEST_P(Se3LayersTest, LayersMatchPyTorch) {
                 "attention");
   }
   const WeightMap norm = goldens_.Weights("norm.weights.");
-  const FiberFeatures scaled = Se3Norm::Load(WeightScope(norm), kIn)->Run(ctx_, kSe3Nodes, x_);
+  const FiberFeatures scaled = *Se3Norm::Load(WeightScope(norm), kIn)->Run(ctx_, kSe3Nodes, x_);
   for (const int degree : {0, 1})
     ExpectClose(scaled.at(degree), goldens_.Floats(fmt::format("norm.out{}", degree)), 1e-5F, "norm");
 }

@@ -72,8 +72,9 @@ std::vector<double> Wigner3j(int l1, int l2, int l3) {
           for (int k = 0; k < n2; ++k) {
             const int n = (i - l1) + (k - l2) + l3;  // m3 = m1 + m2
             if (n < 0 || n >= n3) continue;
-            sum += q1[i * n1 + a] * q2[k * n2 + b] * std::conj(q3[n * n3 + c]) *
-                   CoupledState(l1, i - l1, l2, k - l2, l3, n - l3);
+            const Complex factor = q1[i * n1 + a] * q2[k * n2 + b] * std::conj(q3[n * n3 + c]);
+            // Real components have one complex component or two, so that most terms are 0.
+            if (factor != Complex(0)) sum += factor * CoupledState(l1, i - l1, l2, k - l2, l3, n - l3);
           }
         }
         out[(a * n2 + b) * n3 + c] = sum.real();

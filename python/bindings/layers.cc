@@ -561,7 +561,95 @@ science::FiberFeatures ToFiber(const std::map<int, ReadArray>& arrays, int64_t n
   return features;
 }
 
+// Copies features to arrays of the same degrees.
+void CopyFiber(const science::FiberFeatures& features, const std::map<int, Array>& out) {
+  for (const auto& [degree, values] : features) {
+    std::copy(values.begin(), values.end(),
+              Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
+  }
+}
+
+// Arrays to which the gradients of features are added.
+std::map<int, float*> ToFiberGradients(const std::map<int, Array>& arrays,
+                                       const science::FiberFeatures& features) {
+  std::map<int, float*> gradients;
+  for (const auto& [degree, array] : arrays)
+    gradients[degree] = Floats(array, "node_grad", static_cast<int64_t>(features.at(degree).size()));
+  return gradients;
+}
+
+// Defines the methods of a layer on features of nodes.
+template <typename Layer>
+void BindFiberLayer(nb::class_<Layer>& bound) {
+  bound
+      .def(
+          "run",
+          [](const Layer& layer, int64_t rows, const std::map<int, ReadArray>& x,
+             const std::map<int, Array>& out) {
+            const Session session;
+            CopyFiber(ValueOrThrow(layer.Run(session.context(), rows, ToFiber(x, rows))), out);
+          },
+          nb::arg("rows"), nb::arg("x"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const Layer& layer, int64_t rows, const std::map<int, ReadArray>& x,
+             const std::map<int, ReadArray>& out_grad, const std::map<int, Array>& x_grads,
+             const WeightGradients& parameters) {
+            const Session session;
+            const science::FiberFeatures features = ToFiber(x, rows);
+            const science::GradientMap gradients = ToGradients(parameters);
+            ThrowIfError(layer.Backward(session.context(), rows, features, ToFiber(out_grad, rows),
+                                        ToFiberGradients(x_grads, features),
+                                        science::GradientScope(gradients)));
+          },
+          nb::arg("rows"), nb::arg("x"), nb::arg("out_grad"), nb::arg("x_grads"), nb::arg("parameters"),
+          nb::call_guard<nb::gil_scoped_release>());
+}
+
+// Defines the methods of a layer on the edges of a graph, which calls these members.
+template <auto kRun, auto kBackward, typename Layer>
+void BindSe3EdgeLayer(nb::class_<Layer>& bound) {
+  bound
+      .def(
+          "run",
+          [](const Layer& layer, const science::Se3Graph& g, const std::map<int, ReadArray>& nodes,
+             const MaybeRead& edge, const std::map<int, Array>& out) {
+            const Session session;
+            CopyFiber(ValueOrThrow((layer.*kRun)(
+                          session.context(), g, ToFiber(nodes, g.graph().num_dst()),
+                          MaybeShaped(edge, "edge", {g.graph().num_edges(), layer.edge_inputs()}))),
+                      out);
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "backward",
+          [](const Layer& layer, const science::Se3Graph& g, const std::map<int, ReadArray>& nodes,
+             const MaybeRead& edge, const std::map<int, ReadArray>& out_grad,
+             const std::map<int, Array>& node_grads, const MaybeArray& edge_grad, const MaybeArray& xyz_grad,
+             const WeightGradients& parameters) {
+            const Session session;
+            const int64_t edge_size = int64_t{g.graph().num_edges()} * layer.edge_inputs(),
+                          rows = g.graph().num_dst();
+            const science::FiberFeatures features = ToFiber(nodes, rows), grads = ToFiber(out_grad, rows);
+            for (const auto& [degree, channels] : layer.out())
+              Shaped(out_grad.at(degree), "out_grad", {rows, channels, 2 * int64_t{degree} + 1});
+            const science::Se3Gradients out{.nodes = ToFiberGradients(node_grads, features),
+                                            .edge = MaybeFloats(edge_grad, "edge_grad", edge_size),
+                                            .xyz = MaybeFloats(xyz_grad, "xyz_grad", 3 * rows)};
+            ThrowIfError(
+                (layer.*kBackward)(session.context(), g, features,
+                                   MaybeShaped(edge, "edge", {g.graph().num_edges(), layer.edge_inputs()}),
+                                   grads, out, ToGradients(parameters)));
+          },
+          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out_grad"),
+          nb::arg("node_grads"), nb::arg("edge_grad").none(), nb::arg("xyz_grad").none(),
+          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
+}
+
 void BindSe3(nb::module_& m) {
+  using science::Fiber, science::WeightScope;
+  using science::Se3AttentionBlock, science::Se3Conv, science::Se3Linear, science::Se3Norm;
   nb::class_<science::Se3Graph>(m, "Se3Graph")
       .def_static(
           "create",
@@ -570,54 +658,27 @@ void BindSe3(nb::module_& m) {
                 science::Se3Graph::Create(g, Shaped(xyz, "xyz", {g.num_dst(), 3}), max_degree));
           },
           nb::call_guard<nb::gil_scoped_release>());
-  nb::class_<science::Se3AttentionBlock>(m, "Se3AttentionBlock")
-      .def_static("load",
-                  [](const Weights& w, const science::Fiber& in, const science::Fiber& out, int edge_inputs,
-                     int heads, int div) {
-                    return ValueOrThrow(science::Se3AttentionBlock::Load(science::WeightScope(ToWeights(w)),
-                                                                         in, out, edge_inputs, heads, div));
-                  })
-      .def(
-          "run",
-          [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
-             const std::map<int, ReadArray>& nodes, const MaybeRead& edge, const std::map<int, Array>& out) {
-            const Session session;
-            const science::FiberFeatures result = ValueOrThrow(
-                block.Run(session.context(), g, ToFiber(nodes, g.graph().num_dst()),
-                          MaybeShaped(edge, "edge", {g.graph().num_edges(), block.edge_inputs()})));
-            for (const auto& [degree, values] : result)
-              std::copy(values.begin(), values.end(),
-                        Floats(out.at(degree), "out", static_cast<int64_t>(values.size())));
-          },
-          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out"),
-          nb::call_guard<nb::gil_scoped_release>())
-      .def(
-          "backward",
-          [](const science::Se3AttentionBlock& block, const science::Se3Graph& g,
-             const std::map<int, ReadArray>& nodes, const MaybeRead& edge,
-             const std::map<int, ReadArray>& out_grad, const std::map<int, Array>& node_grads,
-             const MaybeArray& edge_grad, const MaybeArray& xyz_grad, const WeightGradients& parameters) {
-            const Session session;
-            const int64_t edge_size = int64_t{g.graph().num_edges()} * block.edge_inputs(),
-                          rows = g.graph().num_dst();
-            const science::FiberFeatures features = ToFiber(nodes, g.graph().num_dst()),
-                                         grads = ToFiber(out_grad, rows);
-            for (const auto& [degree, channels] : block.out()) {
-              Shaped(out_grad.at(degree), "out_grad", {rows, channels, 2 * int64_t{degree} + 1});
-            }
-            science::Se3Gradients out{.nodes = {},
-                                      .edge = MaybeFloats(edge_grad, "edge_grad", edge_size),
-                                      .xyz = MaybeFloats(xyz_grad, "xyz_grad", 3 * rows)};
-            for (const auto& [degree, grad] : node_grads)
-              out.nodes[degree] = Floats(grad, "node_grad", static_cast<int64_t>(features.at(degree).size()));
-            ThrowIfError(
-                block.Backward(session.context(), g, features,
-                               MaybeShaped(edge, "edge", {g.graph().num_edges(), block.edge_inputs()}), grads,
-                               out, ToGradients(parameters)));
-          },
-          nb::arg("graph"), nb::arg("nodes"), nb::arg("edge").none(), nb::arg("out_grad"),
-          nb::arg("node_grads"), nb::arg("edge_grad").none(), nb::arg("xyz_grad").none(),
-          nb::arg("parameters"), nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<Se3Linear> linear(m, "Se3Linear");
+  linear.def_static("load", [](const Weights& w, const Fiber& in, const Fiber& out) {
+    return ValueOrThrow(Se3Linear::Load(WeightScope(ToWeights(w)), in, out));
+  });
+  BindFiberLayer(linear);
+  nb::class_<Se3Norm> norm(m, "Se3Norm");
+  norm.def_static("load", [](const Weights& w, const Fiber& fiber) {
+    return ValueOrThrow(Se3Norm::Load(WeightScope(ToWeights(w)), fiber));
+  });
+  BindFiberLayer(norm);
+  nb::class_<Se3Conv> conv(m, "Se3Conv");
+  conv.def_static("load", [](const Weights& w, const Fiber& in, const Fiber& out, int edge_inputs) {
+    return ValueOrThrow(Se3Conv::Load(WeightScope(ToWeights(w)), in, out, edge_inputs));
+  });
+  BindSe3EdgeLayer<&Se3Conv::RunNodes, &Se3Conv::BackwardNodes>(conv);
+  nb::class_<Se3AttentionBlock> block(m, "Se3AttentionBlock");
+  block.def_static("load", [](const Weights& w, const Fiber& in, const Fiber& out, int edge_inputs, int heads,
+                              int div) {
+    return ValueOrThrow(Se3AttentionBlock::Load(WeightScope(ToWeights(w)), in, out, edge_inputs, heads, div));
+  });
+  BindSe3EdgeLayer<&Se3AttentionBlock::Run, &Se3AttentionBlock::Backward>(block);
 }
 
 science::MpnnLayerInputs ToLayerInputs(const science::MpnnLayer& layer, const Graph& g,

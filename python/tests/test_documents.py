@@ -84,6 +84,18 @@ def test_layers_record_gradients():
 
 
 @pytest.mark.torch
+def test_equivariant_models_record_gradients(rng):
+    torch = pytest.importorskip("torch")
+    n = 20
+    xyz, h = torch.from_numpy(rng.normal(size=(n, 3))), torch.from_numpy(rng.normal(size=(n, 8, 1)))
+    src, dst = layers.knn_graph(xyz, k=5)
+    names = {"layers": layers, "torch": torch, "plan": graph.Graph(src, dst, n, n), "xyz": xyz, "h": h}
+    got = run("sizes = {", names)
+    assert {d: tuple(x.shape) for d, x in got["out"].items()} == {0: (n, 1, 1), 1: (n, 1, 3)}
+    assert got["state"]["graph_modules.4.to_kernel_self.0"].grad.abs().max() > 0
+
+
+@pytest.mark.torch
 def test_example_of_guidance_yields_gradients():
     torch = pytest.importorskip("torch")
     arrays = {key: torch.from_numpy(value) for key, value in np.load(GOLDENS / "protein_mpnn.npz").items()}

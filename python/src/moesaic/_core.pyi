@@ -316,6 +316,50 @@ class Se3Graph:
     @staticmethod
     def create(graph: Graph, xyz: Any, max_degree: int) -> Se3Graph: ...
 
+class Se3Linear:
+    @staticmethod
+    def load(weights: dict[str, Any], fiber_in: dict[int, int], fiber_out: dict[int, int]) -> Se3Linear: ...
+    def run(self, rows: int, x: dict[int, Any], out: dict[int, Any]) -> None: ...
+    def backward(
+        self,
+        rows: int,
+        x: dict[int, Any],
+        out_grad: dict[int, Any],
+        x_grads: dict[int, Any],
+        parameters: dict[str, Any],
+    ) -> None: ...
+
+class Se3Norm:
+    @staticmethod
+    def load(weights: dict[str, Any], fiber: dict[int, int]) -> Se3Norm: ...
+    def run(self, rows: int, x: dict[int, Any], out: dict[int, Any]) -> None: ...
+    def backward(
+        self,
+        rows: int,
+        x: dict[int, Any],
+        out_grad: dict[int, Any],
+        x_grads: dict[int, Any],
+        parameters: dict[str, Any],
+    ) -> None: ...
+
+class Se3Conv:
+    @staticmethod
+    def load(
+        weights: dict[str, Any], fiber_in: dict[int, int], fiber_out: dict[int, int], edge_inputs: int
+    ) -> Se3Conv: ...
+    def run(self, graph: Se3Graph, nodes: dict[int, Any], edge: Any | None, out: dict[int, Any]) -> None: ...
+    def backward(
+        self,
+        graph: Se3Graph,
+        nodes: dict[int, Any],
+        edge: Any | None,
+        out_grad: dict[int, Any],
+        node_grads: dict[int, Any],
+        edge_grad: Any | None,
+        xyz_grad: Any | None,
+        parameters: dict[str, Any],
+    ) -> None: ...
+
 class Se3AttentionBlock:
     @staticmethod
     def load(

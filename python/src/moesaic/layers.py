@@ -32,6 +32,10 @@ __all__ = [
     "OuterProductMean",
     "ProteinMpnn",
     "Se3AttentionBlock",
+    "Se3Conv",
+    "Se3Linear",
+    "Se3Norm",
+    "Se3Transformer",
     "StructureModule",
     "TriangleAttention",
     "TriangleMultiplication",
@@ -488,7 +492,133 @@ class StructureModule(_Differentiable):
         return dict(zip([*shapes, "single"], self._apply(run, backward, (single, pair)), strict=True))
 
 
-class Se3AttentionBlock(_Differentiable):
+def _degrees(features: Mapping[int, Any]) -> tuple[int, ...]:
+    if not features:
+        raise ValueError("features must have one degree or more")
+    return tuple(features)
+
+
+class _FiberLayer(_Differentiable):
+    """A layer on features by degree. Subclasses set its output's channels by degree, in ascending order."""
+
+    _fiber_out: dict[int, int]
+
+    def __call__(self, features: Mapping[int, Any]) -> dict[int, Any]:
+        """Return features by degree [n, channels, 2 d + 1]."""
+        layer, degrees, fiber = self._layer, _degrees(features), self._fiber_out
+
+        def prepare(values: Sequence[Any]) -> dict[int, Any]:
+            return {d: _floats(x) for d, x in zip(degrees, values, strict=True)}
+
+        def run(*values: Any) -> tuple[Any, ...]:
+            x = prepare(values)
+            like = x[degrees[0]]
+            out = {d: empty(like, (len(like), c, 2 * d + 1)) for d, c in fiber.items()}
+            layer.run(len(like), x, out)
+            return tuple(out.values())
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            x = prepare(inputs)
+            x_grads = {d: g for d, g in zip(degrees, found, strict=True) if g is not None}
+            layer.backward(len(x[degrees[0]]), x, dict(zip(fiber, grads, strict=True)), x_grads, parameters)
+
+        return dict(zip(fiber, self._apply(run, backward, tuple(features.values())), strict=True))
+
+
+class Se3Linear(_FiberLayer):
+    """Products of a matrix per degree with the channels, as NVIDIA's LinearSE3: parameters weights.D.
+
+    Fibers map degrees to channels: {0: 32, 1: 3}. Input degrees that the output does not have are not read.
+    """
+
+    def __init__(self, state: Mapping[str, Any], fiber_in: Mapping[int, int], fiber_out: Mapping[int, int]) -> None:
+        """Pack the weights of a state dict."""
+        self._fiber_out = fiber = dict(sorted(fiber_out.items()))
+        super().__init__(state, lambda weights: _core.Se3Linear.load(weights, dict(fiber_in), fiber))
+
+
+class Se3Norm(_FiberLayer):
+    """Scales features by relu(LayerNorm(lengths)) / lengths, as NVIDIA's NormSE3.
+
+    LayerNorm runs over the channels of a degree. Parameters are layer_norms.D, or group_norm with the channels of all
+    degrees, if these are as many for each.
+    """
+
+    def __init__(self, state: Mapping[str, Any], fiber: Mapping[int, int]) -> None:
+        """Pack the weights of a state dict; fiber maps degrees to channels."""
+        self._fiber_out = out = dict(sorted(fiber.items()))
+        super().__init__(state, lambda weights: _core.Se3Norm.load(weights, out))
+
+
+class _Se3EdgeLayer(_Differentiable):
+    """A layer on features by degree of nodes, and on edges. Subclasses set its output's channels, as _FiberLayer."""
+
+    _fiber_out: dict[int, int]
+    _max_degree: int
+
+    def __call__(self, graph: Graph, xyz: Any, features: Mapping[int, Any], edge: Any | None = None) -> dict[int, Any]:
+        """Return features by degree [n, channels, 2 d + 1] for positions xyz [n, 3]; edge is [E, edge_inputs]."""
+        return self._run(
+            graph,
+            lambda points: _core.Se3Graph.create(graph._graph, _floats(points), self._max_degree),
+            xyz,
+            features,
+            edge,
+        )
+
+    def _run(
+        self,
+        graph: Graph,
+        geometry_of: Callable[[Any], _core.Se3Graph],
+        xyz: Any,
+        features: Mapping[int, Any],
+        edge: Any | None,
+    ) -> dict[int, Any]:
+        """Run the layer with the geometry that a function returns for the positions."""
+        layer, degrees, fiber = self._layer, _degrees(features), self._fiber_out
+
+        def prepare(xyz: Any, edge: Any | None, *features: Any) -> tuple[Any, dict[int, Any], Any | None]:
+            return geometry_of(xyz), {d: _floats(x) for d, x in zip(degrees, features, strict=True)}, _maybe(edge)
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            geometry, nodes, rows = prepare(*inputs)
+            like = nodes[degrees[0]]
+            out = {d: empty(like, (graph.num_dst, c, 2 * d + 1)) for d, c in fiber.items()}
+            layer.run(geometry, nodes, rows, out)
+            return tuple(out.values())
+
+        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
+            geometry, nodes, rows = prepare(*inputs)
+            node_grads = {d: g for d, g in zip(degrees, found[2:], strict=True) if g is not None}
+            out_grad = dict(zip(fiber, grads, strict=True))
+            layer.backward(geometry, nodes, rows, out_grad, node_grads, found[1], found[0], parameters)
+
+        results = self._apply(run, backward, (xyz, edge, *features.values()))
+        return dict(zip(fiber, results, strict=True))
+
+
+class Se3Conv(_Se3EdgeLayer):
+    """Tensor field convolution, summed over incoming edges, as NVIDIA's ConvSE3 without fused degrees.
+
+    Per edge, a perceptron on [edge features, distance] weights the products of the source's features with spherical
+    harmonics of the direction. Parameters are conv.IN,OUT.radial_func.net.* and, for self-interaction,
+    to_kernel_self.D. Fibers map degrees to channels.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        fiber_in: Mapping[int, int],
+        fiber_out: Mapping[int, int],
+        edge_inputs: int = 0,
+    ) -> None:
+        """Pack the weights of a state dict."""
+        self._fiber_out = fiber = dict(sorted(fiber_out.items()))
+        self._max_degree = max([0, *fiber_in, *fiber_out])
+        super().__init__(state, lambda weights: _core.Se3Conv.load(weights, dict(fiber_in), fiber, edge_inputs))
+
+
+class Se3AttentionBlock(_Se3EdgeLayer):
     """Attention of the SE(3)-Transformer (arXiv 2006.10503), with the parameter names of NVIDIA's program.
 
     Fibers map degrees to channels: {0: 32, 1: 3}.
@@ -504,38 +634,158 @@ class Se3AttentionBlock(_Differentiable):
         channels_div: int = 2,
     ) -> None:
         """Pack the weights of a state dict."""
-        self._fiber_out = fibers = dict(sorted(fiber_out.items()))
+        self._fiber_out = fiber = dict(sorted(fiber_out.items()))
         self._max_degree = max([*fiber_in, *fiber_out])
         super().__init__(
             state,
             lambda weights: _core.Se3AttentionBlock.load(
-                weights, dict(fiber_in), fibers, edge_inputs, heads, channels_div
+                weights, dict(fiber_in), fiber, edge_inputs, heads, channels_div
             ),
         )
 
+
+def _initial_conv(
+    rng: np.random.Generator,
+    fiber_in: Mapping[int, int],
+    fiber_out: Mapping[int, int],
+    edge_inputs: int,
+    use_layer_norm: bool,
+    self_interaction: bool,
+) -> dict[str, Any]:
+    """Draw the parameters of Se3Conv."""
+    hidden = 32
+
+    def linear(inputs: int, *shape: int) -> Any:
+        return rng.uniform(-(inputs**-0.5), inputs**-0.5, shape)
+
+    state: dict[str, Any] = {}
+    for d_out, c_out in fiber_out.items():
+        for d_in, c_in in fiber_in.items():
+            net, at = f"conv.{d_in},{d_out}.radial_func.net", 0
+            for inputs in (edge_inputs + 1, hidden):
+                state |= {
+                    f"{net}.{at}.weight": linear(inputs, hidden, inputs),
+                    f"{net}.{at}.bias": linear(inputs, hidden),
+                }
+                at += 1
+                if use_layer_norm:
+                    state |= {f"{net}.{at}.weight": np.ones(hidden), f"{net}.{at}.bias": np.zeros(hidden)}
+                    at += 1
+                at += 1  # a ReLU
+            state[f"{net}.{at}.weight"] = linear(hidden, (2 * min(d_in, d_out) + 1) * c_in * c_out, hidden)
+        if self_interaction and d_out in fiber_in:
+            state[f"to_kernel_self.{d_out}"] = rng.normal(size=(c_out, fiber_in[d_out])) * fiber_in[d_out] ** -0.5
+    return state
+
+
+def _initial_linear(rng: np.random.Generator, fiber_in: Mapping[int, int], fiber_out: Mapping[int, int]) -> Any:
+    """Draw the parameters of Se3Linear."""
+    return {f"weights.{d}": rng.normal(size=(c, fiber_in[d])) * fiber_in[d] ** -0.5 for d, c in fiber_out.items()}
+
+
+def _under(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}.{key}": x for key, x in state.items()}
+
+
+class Se3Transformer:
+    """SE(3)-Transformer (arXiv 2006.10503): attention blocks, a norm after each, and a convolution.
+
+    The state dict is that of NVIDIA's SE3Transformer with low_memory=True, whose convolutions have weights for each
+    pair of degrees: graph_modules.0, 2, ... are blocks, 1, 3, ... norms, and the last one is the convolution. Fibers
+    map degrees to channels: {0: 32, 1: 3}. The layers share one computation of the harmonics.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        num_layers: int,
+        fiber_in: Mapping[int, int],
+        fiber_hidden: Mapping[int, int],
+        fiber_out: Mapping[int, int],
+        edge_inputs: int = 0,
+        heads: int = 4,
+        channels_div: int = 2,
+        norm: bool = True,
+    ) -> None:
+        """Pack the weights of a state dict. num_layers is the number of attention blocks."""
+        self._max_degree = max([0, *fiber_in, *fiber_hidden, *fiber_out])
+        self._modules: list[_FiberLayer | _Se3EdgeLayer] = []
+
+        def add(layer: Callable[..., _FiberLayer | _Se3EdgeLayer], *options: Any) -> None:
+            name = f"graph_modules.{len(self._modules)}"
+            own = {key[len(name) + 1 :]: x for key, x in state.items() if key.startswith(f"{name}.")}
+            try:
+                self._modules.append(layer(own, *options))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+
+        fiber = fiber_in
+        for _ in range(num_layers):
+            add(Se3AttentionBlock, fiber, fiber_hidden, edge_inputs, heads, channels_div)
+            if norm:
+                add(Se3Norm, fiber_hidden)
+            fiber = fiber_hidden
+        add(Se3Conv, fiber, fiber_out, edge_inputs)
+        extra = f"graph_modules.{len(self._modules)}."
+        if any(key.startswith(extra) for key in state):
+            raise ValueError(f"the state dict has {extra}*, but {num_layers} layers make {len(self._modules)} modules")
+
     def __call__(self, graph: Graph, xyz: Any, features: Mapping[int, Any], edge: Any | None = None) -> dict[int, Any]:
         """Return features by degree [n, channels, 2 d + 1] for positions xyz [n, 3]; edge is [E, edge_inputs]."""
-        block, degrees, fibers = self._layer, tuple(features), self._fiber_out
+        geometry = _core.Se3Graph.create(graph._graph, _floats(xyz), self._max_degree)
+        x = dict(features)
+        for module in self._modules:
+            if isinstance(module, _FiberLayer):
+                x = module(x)
+            else:
+                x = module._run(graph, lambda _: geometry, xyz, x, edge)
+        return x
 
-        def prepare(xyz: Any, edge: Any | None, *features: Any) -> tuple[Any, dict[int, Any], Any | None]:
-            geometry = _core.Se3Graph.create(graph._graph, _floats(xyz), self._max_degree)
-            return geometry, {d: _floats(x) for d, x in zip(degrees, features, strict=True)}, _maybe(edge)
+    def refresh(self) -> None:
+        """Pack the tensors of the state dict again at the next call. NumPy arrays were copied, and stay."""
+        for module in self._modules:
+            module.refresh()
 
-        def run(*inputs: Any) -> tuple[Any, ...]:
-            geometry, nodes, rows = prepare(*inputs)
-            like = next(iter(nodes.values()))
-            out = {d: empty(like, (graph.num_dst, c, 2 * d + 1)) for d, c in fibers.items()}
-            block.run(geometry, nodes, rows, out)
-            return tuple(out.values())
+    @staticmethod
+    def initial_state(
+        num_layers: int,
+        fiber_in: Mapping[int, int],
+        fiber_hidden: Mapping[int, int],
+        fiber_out: Mapping[int, int],
+        edge_inputs: int = 0,
+        channels_div: int = 2,
+        norm: bool = True,
+        use_layer_norm: bool = True,
+        seed: int = 0,
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Draw weights to train from, with the distributions of NVIDIA's program.
 
-        def backward(inputs: Sequence[Any], grads: Sequence[Any], found: Sequence[Any], parameters: Any) -> None:
-            geometry, nodes, rows = prepare(*inputs)
-            node_grads = {d: g for d, g in zip(degrees, found[2:], strict=True) if g is not None}
-            out_grad = dict(zip(fibers, grads, strict=True))
-            block.backward(geometry, nodes, rows, out_grad, node_grads, found[1], found[0], parameters)
-
-        results = self._apply(run, backward, (xyz, edge, *features.values()))
-        return dict(zip(fibers, results, strict=True))
+        use_layer_norm adds norms to the perceptrons of edges, as that program's argument does.
+        """
+        rng, fiber = np.random.default_rng(seed), fiber_in
+        modules: list[dict[str, Any]] = []
+        for _ in range(num_layers):
+            value = {d: c // channels_div for d, c in fiber_hidden.items()}
+            key = {d: c for d, c in value.items() if d in fiber}
+            both = {d: c + key.get(d, 0) for d, c in value.items()}
+            joined = {d: c + fiber.get(d, 0) for d, c in value.items()}
+            modules.append(
+                _under("to_key_value", _initial_conv(rng, fiber, both, edge_inputs, use_layer_norm, False))
+                | _under("to_query", _initial_linear(rng, fiber, key))
+                | _under("project", _initial_linear(rng, joined, fiber_hidden))
+            )
+            if norm:
+                widths = {f"layer_norms.{d}": c for d, c in fiber_hidden.items()}
+                if len(set(fiber_hidden.values())) == 1:
+                    widths = {"group_norm": sum(fiber_hidden.values())}
+                modules.append({f"{name}.weight": np.ones(c) for name, c in widths.items()})
+                modules[-1] |= {f"{name}.bias": np.zeros(c) for name, c in widths.items()}
+            fiber = fiber_hidden
+        modules.append(_initial_conv(rng, fiber, fiber_out, edge_inputs, use_layer_norm, True))
+        state: dict[str, Any] = {}
+        for i, module in enumerate(modules):
+            state |= _under(f"graph_modules.{i}", module)
+        return {key: np.asarray(x, np.float32) for key, x in state.items()}
 
 
 class MpnnEncoderLayer(_Differentiable):

@@ -184,8 +184,9 @@ def write_tokens(path, count, length=2048):
     path.write_bytes(struct.pack("<Q", len(header)) + header + data)
 
 
-def measure(moesaic, source, out, scheme, method, memory, flags, cage):
-    command = [moesaic, "quantize", str(source), "-o", str(out), "--scheme", scheme, "--method", method, "--memory", memory, *flags]
+def measure(moesaic, source, out, scheme, method, memory, io, flags, cage):
+    command = [moesaic, "quantize", str(source), "-o", str(out), "--scheme", scheme, "--method", method, "--memory", memory,
+               "--io", io, *flags]
     plan, _, _ = run([*command, "--plan"])
     reads = number(plan, r"reads ([\d.]+) (\w+)/s")
     writes = number(plan, r"writes ([\d.]+) (\w+)/s")
@@ -217,6 +218,7 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--gib", type=float, default=8, help="size of the checkpoint in GiB")
     parser.add_argument("--memory", default="1G")
+    parser.add_argument("--io", default="direct", choices=("direct", "buffered"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=sorted({scheme for scheme, _ in RUNS}), help="run only this scheme")
     parser.add_argument("--method", choices=("rtn", "mse", "gptq"), help="run only this method; gptq needs --tokens, which allows no other")
@@ -231,7 +233,7 @@ def main():
     source = arguments.folder / f"source-{arguments.gib:g}"
     if not source.exists():
         write_checkpoint(source, arguments.gib)
-    print(f"{arguments.gib:g} GiB of bf16, --memory {arguments.memory}, {arguments.rounds} rounds "
+    print(f"{arguments.gib:g} GiB of bf16, --memory {arguments.memory}, --io {arguments.io}, {arguments.rounds} rounds "
           "(median, lowest to highest)\n")
     print("| scheme | method | seconds | planned | bound by | of the disk's rate | bytes moved / minimum | peak memory |")
     print("|---|---|---:|---:|---|---:|---:|---:|")
@@ -246,8 +248,8 @@ def main():
 
 def report(arguments, source, flags, cage):
     for scheme, method in runs(arguments):
-        rounds = [measure(arguments.moesaic, source, arguments.folder / "out", scheme, method, arguments.memory, flags,
-                          cage) for _ in range(arguments.rounds)]
+        rounds = [measure(arguments.moesaic, source, arguments.folder / "out", scheme, method, arguments.memory,
+                          arguments.io, flags, cage) for _ in range(arguments.rounds)]
         middle = {key: statistics.median(r[key] for r in rounds) for key in rounds[0] if key != "bound"}
         spread = f"{min(r['seconds'] for r in rounds):.1f} to {max(r['seconds'] for r in rounds):.1f}"
         print(f"| {scheme} | {method} | {middle['seconds']:.1f} ({spread}) | {middle['planned']:.1f} | {rounds[0]['bound']} | "

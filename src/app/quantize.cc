@@ -27,7 +27,7 @@ namespace moesaic::app {
 namespace {
 
 struct QuantizeFlags {
-  std::string model, output, scheme, method = "rtn";
+  std::string model, output, scheme, method = "rtn", io = "buffered";
   MixFlags mix;
   CalibrationFile calibration{.path = "", .max_tokens = 131072, .sequence_length = 2048};
   std::string activations = "dynamic";
@@ -91,6 +91,7 @@ StatusOr<quantizer::QuantizeOptions> Parse(const QuantizeFlags& options) {
     parsed.output.keep.push_back({dtype == "fp32" ? tensor::DType::kF32 : tensor::DType::kBF16, pattern});
   }
   parsed.memory = static_cast<int64_t>(options.memory);
+  parsed.direct = options.io == "direct";
   return parsed;
 }
 
@@ -212,8 +213,8 @@ void PrintQuantizeReport(const QuantizeFlags& options, const quantizer::Quantize
       FormatSeconds(report.seconds), bytes(stream.read_bytes), bytes(stream.written_bytes), of_least,
       FormatBytes(moved / report.seconds), report.compute_seconds(), stream.read_wait_seconds,
       stream.write_wait_seconds);
-  Print("memory: peak {}, --memory {}; I/O with {}\n", bytes(report.peak_bytes),
-        bytes(static_cast<int64_t>(options.memory)), report.io);
+  Print("memory: peak {}, --memory {}; {} I/O with {}\n", bytes(report.peak_bytes),
+        bytes(static_cast<int64_t>(options.memory)), options.io, report.io);
 }
 
 // For a config alone, which has no tokenizer, --plan assumes the requested number of tokens.
@@ -244,9 +245,10 @@ Status RunPlan(const QuantizeFlags& options, const quantizer::QuantizeOptions& p
                const checkpoint::Checkpoint& source, const kernels::KernelTable& kernels,
                runtime::ThreadPool& pool) {
   ASSIGN_OR_RETURN(const quantizer::QuantizePlan plan, quantizer::PlanQuantize(source, parsed));
-  ASSIGN_OR_RETURN(const quantizer::MachineRates rates,
-                   quantizer::MeasureRates(source, parsed.output, kernels, pool, options.output));
-  const quantizer::Forecast forecast = quantizer::ForecastOf(plan, rates, pool.size());
+  ASSIGN_OR_RETURN(
+      const quantizer::MachineRates rates,
+      quantizer::MeasureRates(source, parsed.output, kernels, pool, options.output, parsed.direct));
+  const quantizer::Forecast forecast = quantizer::ForecastOf(plan, rates, parsed.direct, pool.size());
   quantizer::CalibrationForecast calibration;
   if (parsed.output.calibrated()) {
     runtime::Arena scratch;
@@ -372,6 +374,9 @@ void AddQuantize(Verb& root, VerbRun& run) {
   verb.AddOption("--memory", options->memory, "Maximum resident memory, e.g. 512M or 8G")
       .Bytes()
       .DefaultText("8G");
+  verb.AddOption("--io", options->io, "I/O mode: buffered, or direct (past the page cache)")
+      .OneOf({"buffered", "direct"})
+      .ShowDefault();
   verb.AddFlag("--plan", options->plan,
                "Measure this machine for some seconds, print bytes, waves, memory and time, and exit; MODEL "
                "may be a config.json alone");

@@ -14,9 +14,9 @@ struct UnitWork {
   bool alone = false;
 };
 
-std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates, int threads,
+std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates, bool direct, int threads,
                              int64_t* reread_bytes) {
-  const double copy = rates.copy * threads;
+  const double transfer = (direct ? rates.direct : rates.copy) * threads;
   const double read = rates.read / rates.together, write = rates.write / rates.together;
   std::vector<UnitWork> work;
   std::vector<bool> scaled(plan.items.size(), false);
@@ -34,7 +34,7 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
                    out = part * static_cast<double>(plan.output.items[piece.item].bytes());
       (rounded ? values : moved) +=
           rounded ? part * static_cast<double>(plan.items[piece.item].elements()) : out;
-      of_unit.compute += (in + out) / copy;
+      of_unit.compute += (in + out) / transfer;
       of_unit.read += in / read;
       of_unit.write += out / write;
       const bool whole_scale =
@@ -49,7 +49,7 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
         *reread_bytes += bytes;
       }
     }
-    of_unit.compute += (values > 0 ? values / rates.round : 0) + moved / copy;
+    of_unit.compute += (values > 0 ? values / rates.round : 0) + moved / (rates.copy * threads);
   }
   // The first unit of each of the two slots touches new memory.
   for (size_t u = 0; u < std::min<size_t>(work.size(), 2); ++u) {
@@ -60,9 +60,9 @@ std::vector<UnitWork> WorkOf(const QuantizePlan& plan, const MachineRates& rates
 
 }  // namespace
 
-Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, int threads) {
+Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, bool direct, int threads) {
   Forecast forecast;
-  const std::vector<UnitWork> work = WorkOf(plan, rates, threads, &forecast.reread_bytes);
+  const std::vector<UnitWork> work = WorkOf(plan, rates, direct, threads, &forecast.reread_bytes);
   double reading = 0, writing = 0;
   for (const UnitWork& unit : work) {
     reading += unit.read + unit.again;

@@ -14,6 +14,6 @@ struct Forecast {
   bool disk_bound = false;
   int64_t reread_bytes = 0;  // source bytes that are read twice for NVFP4's shared scales
 };
-Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, int threads);
+Forecast ForecastOf(const QuantizePlan& plan, const MachineRates& rates, bool direct, int threads);
 
 }  // namespace moesaic::quantizer

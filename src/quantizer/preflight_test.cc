@@ -36,6 +36,7 @@ class ForecastTest : public ::testing::Test {
             .write = kValues / write,
             .round = kValues / round,
             .copy = 1e30,
+            .direct = 1e30,
             .touch = 1e30};
   }
 };
@@ -46,7 +47,7 @@ constexpr UnitSizes kOneMatrix{.unit_bytes = kTwo / 2};
 TEST_F(ForecastTest, ComputeBoundRunWaitsForTheFirstReadAndTheLastWrite) {
   const QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
   ASSERT_EQ(plan.work.units.size(), 10U);
-  const Forecast forecast = ForecastOf(plan, Rates(1, 5, 0.5), 1);
+  const Forecast forecast = ForecastOf(plan, Rates(1, 5, 0.5), true, 1);
   EXPECT_FALSE(forecast.disk_bound);
   EXPECT_NEAR(forecast.compute_seconds, 50, 1e-6);
   EXPECT_NEAR(forecast.disk_seconds, 15, 0.1);  // includes scales
@@ -55,27 +56,28 @@ TEST_F(ForecastTest, ComputeBoundRunWaitsForTheFirstReadAndTheLastWrite) {
 
 TEST_F(ForecastTest, DiskBoundRunNeverIdlesTheDisk) {
   const QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
-  const Forecast forecast = ForecastOf(plan, Rates(2, 0.5, 1), 1);
+  const Forecast forecast = ForecastOf(plan, Rates(2, 0.5, 1), true, 1);
   EXPECT_TRUE(forecast.disk_bound);
   EXPECT_NEAR(forecast.seconds, 30, 0.1);  // the last unit is rounded while the one before is written
   MachineRates slow = Rates(2, 0.5, 1);
   slow.together = 1.2;
-  EXPECT_NEAR(ForecastOf(plan, slow, 1).seconds, 36, 0.1);
+  EXPECT_NEAR(ForecastOf(plan, slow, true, 1).seconds, 36, 0.1);
   MachineRates two = Rates(2, 0.5, 1);
   two.same_disk = false;
-  EXPECT_NEAR(ForecastOf(plan, two, 1).seconds, 20 + 0.5 + 1, 0.1);
+  EXPECT_NEAR(ForecastOf(plan, two, true, 1).seconds, 20 + 0.5 + 1, 0.1);
 }
 
 TEST_F(ForecastTest, CopiedAndTouchedBytesAreCounted) {
   const QuantizePlan plan = Plan(Scheme::kW8A8, kOneMatrix, -1);
   MachineRates rates = Rates(0.001, 1, 0.001);
-  EXPECT_NEAR(ForecastOf(plan, rates, 2).compute_seconds, 10, 0.1);
-  // Each byte is copied once between the page cache and buffers, on one of two threads.
-  rates.copy = 3 * kValues;
-  EXPECT_NEAR(ForecastOf(plan, rates, 2).compute_seconds, 10 + 5, 0.1);
-  rates.copy = 1e30;
+  rates.copy = 3 * kValues;  // buffered I/O copies each byte once, on one of two threads
+  EXPECT_NEAR(ForecastOf(plan, rates, false, 2).compute_seconds, 10 + 5, 0.1);
+  EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10, 0.1);
+  rates.direct = 6 * kValues;
+  EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10 + 2.5, 0.1);
+  rates.direct = 1e30;
   rates.touch = static_cast<double>(plan.work.buffer_bytes());
-  EXPECT_NEAR(ForecastOf(plan, rates, 2).compute_seconds, 10 + 0.5, 0.1);
+  EXPECT_NEAR(ForecastOf(plan, rates, true, 2).compute_seconds, 10 + 0.5, 0.1);
 }
 
 // The linears of a mix are rounded at the rates of their own precisions, not at the slowest one.
@@ -145,13 +147,13 @@ TEST_F(ForecastTest, CountsLinearsThatAreReadTwice) {
   MachineRates rates = Rates(1, 0.1, 0.001);
   rates.whole_scales = true;
   const QuantizePlan parted = Plan(Scheme::kNvfp4, kOneMatrix, 0);  // two matrices per scale, one per unit
-  EXPECT_NEAR(ForecastOf(parted, rates, 1).disk_seconds, 15, 0.1);
-  EXPECT_EQ(ForecastOf(parted, rates, 1).reread_bytes, int64_t{10} << 20);
+  EXPECT_NEAR(ForecastOf(parted, rates, true, 1).disk_seconds, 15, 0.1);
+  EXPECT_EQ(ForecastOf(parted, rates, true, 1).reread_bytes, int64_t{10} << 20);
   const QuantizePlan whole = Plan(Scheme::kNvfp4, {.unit_bytes = kTwo}, 0);
   ASSERT_EQ(whole.work.units.size(), 5U);
-  EXPECT_NEAR(ForecastOf(whole, rates, 1).disk_seconds, 10, 0.1);
+  EXPECT_NEAR(ForecastOf(whole, rates, true, 1).disk_seconds, 10, 0.1);
   rates.whole_scales = false;
-  EXPECT_NEAR(ForecastOf(parted, rates, 1).disk_seconds, 10, 0.1);
+  EXPECT_NEAR(ForecastOf(parted, rates, true, 1).disk_seconds, 10, 0.1);
 }
 
 // Two linears that share a scale in an exclusive unit are read once, but nothing is read while they are
@@ -161,13 +163,13 @@ TEST_F(ForecastTest, ExclusiveUnitsDoNotOverlap) {
   rates.whole_scales = true;
   const QuantizePlan alone = Plan(Scheme::kNvfp4, {.unit_bytes = kTwo / 2, .alone_bytes = kTwo}, 0);
   ASSERT_EQ(alone.work.units.size(), 5U);
-  const Forecast forecast = ForecastOf(alone, rates, 1);
+  const Forecast forecast = ForecastOf(alone, rates, true, 1);
   EXPECT_EQ(forecast.reread_bytes, 0);
   EXPECT_NEAR(forecast.disk_seconds, 10, 0.1);
   EXPECT_NEAR(forecast.seconds, 5 * (2 + 0.8), 0.1);
   // Half of the second linear fits next to the first, so only the other half is read twice.
   const QuantizePlan most = Plan(Scheme::kNvfp4, {.unit_bytes = 1 << 20, .alone_bytes = kTwo / 2}, 0);
-  const int64_t again = ForecastOf(most, rates, 1).reread_bytes;
+  const int64_t again = ForecastOf(most, rates, true, 1).reread_bytes;
   EXPECT_EQ(again, int64_t{5} << 20);
 }
 

@@ -367,7 +367,7 @@ StatusOr<QuantizeReport> Quantize(const checkpoint::Checkpoint& source, const Qu
   const QuantizePlan& plan = *planned;
   ASSIGN_OR_RETURN(const std::unique_ptr<runtime::AsyncFiles> io,
                    runtime::AsyncFiles::Create(options.backend));
-  ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, *io));
+  ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, options.direct, *io));
   runtime::Arena scratch;
   const kernels::ExecContext ctx{.kernels = &kernels, .pool = &pool, .scratch = &scratch};
   report.units = plan.work.units.size();

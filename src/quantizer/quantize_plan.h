@@ -40,6 +40,7 @@ struct QuantizeOptions {
   /// from the memory.
   int64_t slab_values = 0;
   std::optional<CalibrationLimits> limits;  // none: derived from the memory
+  bool direct = false;                      // uses O_DIRECT, past the page cache
   runtime::AsyncFiles::Backend backend = runtime::AsyncFiles::Backend::kBest;
   /// Maximum share of the time that saving the states of walks may take; 1: after every layer.
   double save_share = kSaveShare;

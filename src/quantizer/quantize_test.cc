@@ -103,7 +103,7 @@ TEST_F(QuantizeTest, QuantizesGgufFiles) {
   }
 }
 
-TEST_F(QuantizeTest, BytesDoNotDependOnThreadsOrIo) {
+TEST_F(QuantizeTest, BytesDoNotDependOnThreadsMemoryOrIo) {
   options_.output.scheme = Scheme::kNvfp4;
   options_.output.search = true;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
@@ -113,6 +113,12 @@ TEST_F(QuantizeTest, BytesDoNotDependOnThreadsOrIo) {
   options_.backend = runtime::AsyncFiles::Backend::kThreads;
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "pread").ok());
   EXPECT_EQ(FilesOf(folder_.Path("pread")), expected);
+  options_.direct = true;
+  if (const auto direct = Run(Golden("qwen3-moe-norm-tied"), "direct"); direct.ok()) {
+    EXPECT_EQ(FilesOf(folder_.Path("direct")), expected);
+  } else {
+    EXPECT_THAT(Message(direct.status()), HasSubstr("use --io buffered"));  // a memory file system
+  }
 }
 
 // Linears of 512 outputs with a shared global scale, in units of 128 outputs.

@@ -64,7 +64,8 @@ StatusOr<Roofline> MeasureRoofline(const checkpoint::Checkpoint& quantized,
                                    runtime::ThreadPool& pool, double read_bytes, double written_bytes) {
   ASSIGN_OR_RETURN(const OutputSettings settings, SettingsOf(quantized, source));
   ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, OptionsOf(settings)));
-  ASSIGN_OR_RETURN(const MachineRates rates, MeasureRates(source, settings, kernels, pool, quantized.path()));
+  ASSIGN_OR_RETURN(const MachineRates rates,
+                   MeasureRates(source, settings, kernels, pool, quantized.path(), /*direct=*/false));
   Roofline roofline;
   const double read = read_bytes / rates.read, written = written_bytes / rates.write;
   roofline.disk_seconds = rates.same_disk ? read + written : std::max(read, written);

@@ -277,7 +277,7 @@ StatusOr<VerifyReport> Verify(const Checkpoint& quantized, const Checkpoint& sou
   const QuantizeOptions options = OptionsOf(report.settings);
   ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantize(source, options));
   ASSIGN_OR_RETURN(const auto io, runtime::AsyncFiles::Create(runtime::AsyncFiles::Backend::kBest));
-  ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, *io));
+  ASSIGN_OR_RETURN(UnitReader reader, UnitReader::Create(source, false, *io));
   ASSIGN_OR_RETURN(const runtime::Buffer from,
                    runtime::Buffer::Allocate(static_cast<size_t>(plan.work.source_bytes), false));
   ASSIGN_OR_RETURN(const runtime::Buffer to,

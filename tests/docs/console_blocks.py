@@ -15,7 +15,7 @@ MASKS = (
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     # The processor decides these.
     (r"(?<![a-z])(ref|avx2|avxvnni|avx512(bf16|vnni|f)?|amx)(?![a-z0-9])", "ISA"),
-    (r"\bI/O with (io_uring|threads|pread)\b", "READS"),
+    (r"\b(buffered|direct) I/O with (io_uring|threads|pread)\b", "READS"),
     (r"(?<![\w.])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\s?([KMGT]i?B|B|[kKMGTB]|ms|us|ns|s|min|h)(/s)?(?![\w])", "#"),
     (r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?", "#"),
     (r"#( #)+", "#"),  # 1 h 20 min

@@ -8,8 +8,12 @@
 #include <cstring>
 #include <utility>
 
+#include "base/round.h"
+
 namespace moesaic::quantizer {
 namespace {
+
+using runtime::kDirectBlock;
 
 runtime::Transfer TransferOf(const OutputExtent& extent, int fd, bool write, const std::string& path) {
   return {.fd = fd,
@@ -34,10 +38,15 @@ Status WriteStart(int fd, std::string_view bytes, const std::string& path) {
   return OkStatus();
 }
 
+OutputExtent Part(const OutputExtent& extent, int64_t begin, int64_t end) {
+  const auto first = static_cast<size_t>(begin - extent.offset);
+  return {begin, extent.bytes.subspan(first, static_cast<size_t>(end - begin))};
+}
+
 }  // namespace
 
-ShardWriter::ShardWriter(std::string folder, const OutputPlan& output, runtime::AsyncFiles& io)
-    : folder_(std::move(folder)), output_(output), io_(io) {
+ShardWriter::ShardWriter(std::string folder, const OutputPlan& output, bool direct, runtime::AsyncFiles& io)
+    : folder_(std::move(folder)), output_(output), io_(io), direct_(direct) {
   for (const Shard& shard : output.shards) files_.push_back({.path = folder_ + "/" + shard.file});
 }
 
@@ -46,7 +55,9 @@ ShardWriter::~ShardWriter() {
 }
 
 void ShardWriter::Close(File& file) {
-  if (file.fd >= 0) close(std::exchange(file.fd, -1));
+  for (int* fd : {&file.fd, &file.direct_fd}) {
+    if (*fd >= 0) close(std::exchange(*fd, -1));
+  }
   file.written = false;
 }
 
@@ -64,7 +75,11 @@ Status ShardWriter::OpenFile(int shard) {
     Close(file);
     return IoError("{}: cannot allocate {} bytes: {}", file.path, bytes, std::strerror(error));
   }
-  return OkStatus();
+  if (!direct_) return OkStatus();
+  file.direct_fd = open(file.path.c_str(), O_WRONLY | O_CLOEXEC | O_DIRECT);
+  if (file.direct_fd >= 0) return OkStatus();
+  Close(file);
+  return Unimplemented("{}: its file system does not take direct writes; use --io buffered", file.path);
 }
 
 StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::Start(int shard, std::span<const OutputExtent> extents) {
@@ -73,7 +88,16 @@ StatusOr<runtime::AsyncFiles::Ticket> ShardWriter::Start(int shard, std::span<co
   file.written = true;
   std::vector<runtime::Transfer> transfers;
   for (const OutputExtent& extent : extents) {
-    transfers.push_back(TransferOf(extent, file.fd, true, file.path));
+    const int64_t end = extent.offset + static_cast<int64_t>(extent.bytes.size());
+    const int64_t first_block = base::RoundUp(extent.offset, kDirectBlock),
+                  last_block = end / kDirectBlock * kDirectBlock;
+    if (!direct_ || first_block >= last_block) {
+      transfers.push_back(TransferOf(extent, file.fd, true, file.path));
+      continue;
+    }
+    transfers.push_back(TransferOf(Part(extent, extent.offset, first_block), file.fd, true, file.path));
+    transfers.push_back(TransferOf(Part(extent, first_block, last_block), file.direct_fd, true, file.path));
+    transfers.push_back(TransferOf(Part(extent, last_block, end), file.fd, true, file.path));
   }
   return io_.Submit(transfers);
 }

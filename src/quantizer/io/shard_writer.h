@@ -13,7 +13,8 @@ namespace moesaic::quantizer {
 /// A file's header is written last. Until then the file begins with zeros, which readers reject.
 class ShardWriter {
  public:
-  ShardWriter(std::string folder, const OutputPlan& output, runtime::AsyncFiles& io);
+  /// `direct`: whole blocks bypass the page cache.
+  ShardWriter(std::string folder, const OutputPlan& output, bool direct, runtime::AsyncFiles& io);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
@@ -35,6 +36,7 @@ class ShardWriter {
   struct File {
     std::string path;
     int fd = -1;           // -1: closed
+    int direct_fd = -1;    // for whole blocks
     bool written = false;  // and not flushed since
   };
   Status OpenFile(int shard);
@@ -43,6 +45,7 @@ class ShardWriter {
   std::string folder_;
   const OutputPlan& output_;
   runtime::AsyncFiles& io_;
+  bool direct_;
   std::vector<File> files_;  // [shards]
 };
 

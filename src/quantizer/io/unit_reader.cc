@@ -15,6 +15,8 @@
 namespace moesaic::quantizer {
 namespace {
 
+using runtime::kDirectBlock;
+
 // A part of a tensor to read.
 struct Wanted {
   size_t file;
@@ -24,8 +26,9 @@ struct Wanted {
 
 }  // namespace
 
-StatusOr<UnitReader> UnitReader::Create(const checkpoint::Checkpoint& source, runtime::AsyncFiles& io) {
-  UnitReader reader(source, io);
+StatusOr<UnitReader> UnitReader::Create(const checkpoint::Checkpoint& source, bool direct,
+                                        runtime::AsyncFiles& io) {
+  UnitReader reader(source, direct, io);
   for (const auto& mapped : source.files()) {
     const auto bytes = static_cast<int64_t>(mapped->bytes().size());
     reader.by_address_[mapped->bytes().data()] = reader.files_.size();
@@ -36,6 +39,7 @@ StatusOr<UnitReader> UnitReader::Create(const checkpoint::Checkpoint& source, ru
 
 UnitReader::UnitReader(UnitReader&& other) noexcept
     : source_(other.source_),
+      direct_(other.direct_),
       io_(other.io_),
       files_(std::exchange(other.files_, {})),
       by_address_(std::move(other.by_address_)) {}
@@ -49,13 +53,16 @@ UnitReader::~UnitReader() {
 Status UnitReader::OpenFile(size_t index) {
   File& file = files_[index];
   if (file.fd >= 0) return OkStatus();
-  file.fd = open(file.path.c_str(), O_RDONLY | O_CLOEXEC);
+  file.fd = open(file.path.c_str(), O_RDONLY | O_CLOEXEC | (direct_ ? O_DIRECT : 0));
   struct stat info = {};
   if (file.fd >= 0 && fstat(file.fd, &info) == 0 && info.st_size != file.bytes) {
     return DataLoss("{}: the file ends at byte {}, but had {} when it was opened", file.path, info.st_size,
                     file.bytes);
   }
   if (file.fd >= 0) return OkStatus();
+  if (direct_ && errno == EINVAL) {
+    return Unimplemented("{}: its file system does not take direct reads; use --io buffered", file.path);
+  }
   return IoError("{}: cannot be opened: {}", file.path, std::strerror(errno));
 }
 
@@ -82,26 +89,30 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
   std::vector<runtime::Transfer> transfers;
   int64_t used = 0;  // bytes of the buffer in use
   for (size_t i = 0; i < wanted.size();) {
-    // Adjacent parts form one extent.
-    const int64_t begin = wanted[i].offset;
-    int64_t end = begin;
+    // Parts that are adjacent or share a block form one extent.
+    const int64_t align = direct_ ? kDirectBlock : 1;
+    const int64_t begin = wanted[i].offset / align * align;
+    int64_t needed = begin, end = begin;
     const size_t first = i;
-    for (; i < wanted.size() && wanted[i].file == wanted[first].file && wanted[i].offset <= end; ++i) {
-      end = std::max(end, wanted[i].offset + wanted[i].bytes);
+    for (; i < wanted.size() && wanted[i].file == wanted[first].file &&
+           wanted[i].offset <= end + (i == first ? align : 0);
+         ++i) {
+      needed = std::max(needed, wanted[i].offset + wanted[i].bytes);
+      end = std::max(end, base::RoundUp(needed, align));
     }
     MOESAIC_CHECK_LE(used + end - begin, static_cast<int64_t>(buffer.size()));
     RETURN_IF_ERROR(OpenFile(wanted[first].file));
     const File& file = files_[wanted[first].file];
     const auto bytes = buffer.subspan(static_cast<size_t>(used), static_cast<size_t>(end - begin));
     transfers.push_back(
-        {.fd = file.fd, .offset = begin, .bytes = bytes, .path = &file.path, .needed = end - begin});
+        {.fd = file.fd, .offset = begin, .bytes = bytes, .path = &file.path, .needed = needed - begin});
     for (size_t j = first; j < i; ++j) {
       wanted[j].part->bytes =
           bytes.subspan(static_cast<size_t>(wanted[j].offset - begin), static_cast<size_t>(wanted[j].bytes));
     }
     unit.extents.push_back({wanted[first].file, begin, end - begin});
     unit.read_bytes += end - begin;
-    used += base::RoundUp(end - begin, kBufferBlock);
+    used += base::RoundUp(end - begin, kDirectBlock);
   }
   unit.ticket = io_->Submit(transfers);
   return unit;
@@ -109,6 +120,7 @@ StatusOr<LoadedUnit> UnitReader::Start(const std::vector<ModelItem>& items, std:
 
 void UnitReader::Forget(const LoadedUnit& unit) const {
   for (const LoadedUnit::Extent& extent : unit.extents) {
+    if (direct_) break;  // direct reads leave nothing in the page cache
     posix_fadvise(files_[extent.file].fd, extent.offset, extent.bytes, POSIX_FADV_DONTNEED);
   }
   source_->ForgetMaps();

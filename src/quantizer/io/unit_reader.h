@@ -25,7 +25,9 @@ struct LoadedUnit {
 
 class UnitReader {
  public:
-  static StatusOr<UnitReader> Create(const checkpoint::Checkpoint& source, runtime::AsyncFiles& io);
+  /// `direct`: O_DIRECT, past the page cache.
+  static StatusOr<UnitReader> Create(const checkpoint::Checkpoint& source, bool direct,
+                                     runtime::AsyncFiles& io);
   ~UnitReader();
   UnitReader(UnitReader&& other) noexcept;
   UnitReader& operator=(UnitReader&&) = delete;
@@ -45,10 +47,12 @@ class UnitReader {
     const std::byte* mapped = nullptr;
     int64_t bytes = 0;
   };
-  UnitReader(const checkpoint::Checkpoint& source, runtime::AsyncFiles& io) : source_(&source), io_(&io) {}
+  UnitReader(const checkpoint::Checkpoint& source, bool direct, runtime::AsyncFiles& io)
+      : source_(&source), direct_(direct), io_(&io) {}
   Status OpenFile(size_t file);
 
   const checkpoint::Checkpoint* source_;
+  bool direct_;
   runtime::AsyncFiles* io_;
   std::vector<File> files_;
   std::map<const std::byte*, size_t> by_address_;

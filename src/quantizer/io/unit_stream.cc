@@ -34,7 +34,7 @@ UnitStream::UnitStream(const QuantizePlan& plan, const QuantizeOptions& options,
       journal_(journal),
       io_(io),
       reader_(reader),
-      writer_(folder, plan.output, io),
+      writer_(folder, plan.output, options.direct, io),
       done_(plan.work.units.size(), false),
       left_(plan.output.shards.size(), 0),
       finished_(plan.output.shards.size(), false) {
@@ -53,7 +53,9 @@ std::span<const Piece> UnitStream::PiecesOf(size_t unit) const {
 
 UnitStream::Room UnitStream::RoomOf(size_t unit, size_t slot) const {
   const std::span<std::byte> all(memory_.data(), memory_.size());
-  const auto blocks = [](int64_t bytes) { return static_cast<size_t>(base::RoundUp(bytes, kBufferBlock)); };
+  const auto blocks = [](int64_t bytes) {
+    return static_cast<size_t>(base::RoundUp(bytes, runtime::kDirectBlock));
+  };
   if (IsAlone(unit)) {
     const size_t source = blocks(plan_.work.units[unit].source_bytes);
     return {all.first(source), all.subspan(source)};

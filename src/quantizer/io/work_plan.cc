@@ -3,14 +3,17 @@
 #include <algorithm>
 
 #include "base/round.h"
+#include "runtime/async_file.h"
 
 namespace moesaic::quantizer {
 namespace {
 
+using runtime::kDirectBlock;
+
 // 4 MiB as f32: several tasks per core, and small compared with the units.
 constexpr int64_t kSlabValues = int64_t{1} << 20;
-// Reserve for the alignment of extents: a piece reads up to four tensors.
-constexpr int64_t kAlignmentSlack = 4 * 2 * kBufferBlock;
+// Direct reads need whole file blocks around each of up to four tensors.
+constexpr int64_t kAlignmentSlack = 4 * 2 * kDirectBlock;
 // Output tensors of one linear: codes, scales, global scale, activation scale.
 constexpr int64_t kMaxTensors = 4;
 
@@ -64,7 +67,7 @@ class Cutter {
       const auto pieces = std::span(plan_.pieces).subspan(unit.first, unit.end - unit.first);
       const int64_t output_bytes = PlacesOf(output_, pieces).bytes;
       if (unit.alone) {
-        const int64_t bytes = base::RoundUp(unit.source_bytes, kBufferBlock) + output_bytes;
+        const int64_t bytes = base::RoundUp(unit.source_bytes, kDirectBlock) + output_bytes;
         plan_.alone_bytes = std::max(plan_.alone_bytes, bytes);
         continue;
       }
@@ -120,7 +123,7 @@ class Cutter {
     IoUnit unit = plan_.units.back();
     Count(piece, &unit);
     const auto pieces = static_cast<int64_t>(unit.end - unit.first) + 1;
-    return Bytes(unit) + kBufferBlock * (1 + pieces * kMaxTensors) <= alone_bytes_;
+    return Bytes(unit) + kDirectBlock * (1 + pieces * kMaxTensors) <= alone_bytes_;
   }
 
   // Starts a unit if the last one has no space for `more` or belongs to another shard than `item`.
@@ -191,7 +194,7 @@ OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
     const auto [offset, bytes] = part.place;
     if (places.runs.empty() || places.runs.back().offset + places.runs.back().bytes != offset) {
       const int64_t position =
-          places.bytes + (offset - places.bytes % kBufferBlock + kBufferBlock) % kBufferBlock;
+          places.bytes + (offset - places.bytes % kDirectBlock + kDirectBlock) % kDirectBlock;
       places.runs.push_back({offset, 0, position});
       places.bytes = position;
     }
@@ -204,7 +207,7 @@ OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
 
 int64_t WorkPlan::buffer_bytes() const {
   const int64_t two =
-      2 * (base::RoundUp(source_bytes, kBufferBlock) + base::RoundUp(output_bytes, kBufferBlock));
+      2 * (base::RoundUp(source_bytes, kDirectBlock) + base::RoundUp(output_bytes, kDirectBlock));
   return std::max(two, alone_bytes);
 }
 

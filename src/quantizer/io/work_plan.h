@@ -56,11 +56,8 @@ struct PieceTensor {
 };
 PieceTensor PlaceOf(const OutputTensor& tensor, const Piece& piece);
 
-/// Size of a block of a unit's buffer, in bytes. Extents of the source begin at whole blocks.
-inline constexpr int64_t kBufferBlock = 4096;
-
 /// Contiguous bytes of the file and their position in a unit's buffer. Both have the same offset within a
-/// block, so that values in the buffer are aligned as in the file.
+/// block of 4096 bytes, so that they can be written without a copy.
 struct OutputRun {
   int64_t offset = 0, bytes = 0;
   int64_t position = 0;

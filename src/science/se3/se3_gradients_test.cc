@@ -217,6 +217,12 @@ TEST_P(Se3GradientsTest, NormMatchesDifferences) {
   NamedValues inputs = Inputs(fiber);
   inputs.erase("edge");
   inputs.erase("xyz");
+  // Channels of one length have a variance of 0, near which differences are not exact.
+  for (const auto& [degree, channels] : fiber) {
+    const int64_t dim = 2 * degree + 1;
+    std::vector<float>& x = inputs.at(fmt::format("x{}", degree));
+    for (int64_t i = 0; i < std::ssize(x); ++i) x[i] *= 1 + 0.5F * static_cast<float>(i / dim % channels);
+  }
   ExpectDifferences({.run =
                          [&](const auto& ctx, const auto& w, const auto& x) {
                            const auto layer = *Se3Norm::Load(WeightScope(w), fiber);

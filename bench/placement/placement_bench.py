@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures `moesaic placement` on generated loads and prints Markdown tables.
 
-Usage: placement_bench.py MOESAIC [--seeds N] [--only TABLE ...] [--patterns FOLDER]
+Usage: placement_bench.py MOESAIC [--layers 58] [--seeds 3] [--only TABLE ...] [--patterns FOLDER]
 
 Needs numpy and scipy (HiGHS is the oracle of the exact split). FOLDER holds patterns of OmniPlacement (*.npy.gz). Each
 number is a mean over layers, left-out workloads and seeds of the largest rank load over the mean, unless it is said.
@@ -19,6 +19,7 @@ import numpy
 from scipy.optimize import linprog
 from scipy.sparse import lil_matrix
 
+PATTERN_LAYERS = 58  # of OmniPlacement's files
 SIZES = ((16, 288, 0.3), (32, 288, 0.3), (72, 288, 0.3), (144, 288, 0.35))  # ranks, slots, moves per rank
 TABLES = ("left_out", "known", "redundancy", "speeds", "front", "times")
 FAMILIES = (("mixtures of 4 profiles", ("--drift", "mixtures")), ("independent drift", ("--drift", "independent")),
@@ -34,8 +35,8 @@ def table(header, rows):
 
 
 class Bench:
-    def __init__(self, binary, folder, seeds):
-        self.binary, self.folder, self.seeds = binary, folder, seeds
+    def __init__(self, binary, folder, layers, seeds):
+        self.binary, self.folder, self.layers, self.seeds = binary, folder, layers, seeds
 
     def run(self, *words):
         command = [self.binary, "placement", *map(str, words)]
@@ -44,7 +45,7 @@ class Bench:
     def loads(self, seed, *flags):
         out = self.folder / f"loads-{seed}-{'-'.join(flags).replace('--', '')}"
         if not out.is_dir():
-            self.run("generate", "--out", out, "--seed", seed, *flags)
+            self.run("generate", "--out", out, "--layers", self.layers, "--seed", seed, *flags)
         return sorted(out.glob("*.npy"))
 
     def compare(self, *words):
@@ -86,19 +87,19 @@ class Bench:
         table(("size", "EPLB", "ours"), rows)
 
     def redundancy(self):
-        rows = []
+        rows, uniform_extra = [], self.layers * 32
         for share in (0, 8, 4, 2, 1):
             means = []
             for seed in self.seeds:
                 load = self.loads(seed, *FAMILIES[0][1])[0]
-                extra = 58 * 32 // share if share else 0
+                extra = uniform_extra // share if share else 0
                 printed = json.loads(self.run("plan", load, "--ranks", 32, "--slots", 256, "--extra-replicas", extra, "--json"))
                 means.append(printed["loads"][0]["mean"])
             rows.append((extra, statistics.mean(means)))
         uniform = statistics.mean(self.compare(self.loads(seed, *FAMILIES[0][1])[0], "--ranks", 32, "--slots", 288)["eplb"]["mean"]
                                   for seed in self.seeds)
-        print(f"### Redundancy where it helps: EP32, one known workload (EPLB with {58 * 32} replicas: {uniform:.4f})\n")
-        table(("extra replicas over 58 layers", "ours"), rows)
+        print(f"### Redundancy where it helps: EP32, one known workload (EPLB with {uniform_extra} replicas: {uniform:.4f})\n")
+        table((f"extra replicas over {self.layers} layers", "ours"), rows)
 
     def speeds(self):
         """Ranks of two speeds; the split is compared with the linear programme over the same replicas."""
@@ -145,7 +146,7 @@ class Bench:
                     seconds.append(time.perf_counter() - start)
                 split = json.loads(self.run("evaluate", loads[-1], "--plan", out, "--json"))["loads"][0]["split_us"]
                 rows.append((f"EP{ranks}/{slots}", count, f"{statistics.median(seconds):.2f}", f"{split:.0f}"))
-        print("### Time of a plan of 58 layers of 256 experts (whole command) and of a batch's split per layer\n")
+        print(f"### Time of a plan of {self.layers} layers of 256 experts (whole command) and of a batch's split per layer\n")
         table(("size", "workloads", "plan, s", "split, us"), rows)
 
     def patterns(self, folder):
@@ -157,7 +158,7 @@ class Bench:
             printed = json.loads(self.run("evaluate", load, "--plan", pattern, "--json"))
             ranks, replicas = printed["ranks"], printed["replicas"]
             ours = json.loads(self.run("plan", load, "--ranks", ranks, "--slots", 256, "--extra-replicas",
-                                       replicas - 58 * 256, "--json"))["loads"][0]["mean"]
+                                       replicas - self.layers * 256, "--json"))["loads"][0]["mean"]
             rows.append((path.name.split(".")[0][:48], ranks, replicas, printed["loads"][0]["mean"],
                          printed["loads"][0]["split_mean"], ours))
         print("### Patterns of OmniPlacement on a generated load, which they were not made for\n")
@@ -167,12 +168,17 @@ class Bench:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=PATTERN_LAYERS, help="layers of the loads; default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="loads have the seeds 1 to this number; default: %(default)s")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, metavar="TABLE", help=f"some of {', '.join(TABLES)}")
     parser.add_argument("--patterns", type=pathlib.Path)
     arguments = parser.parse_args()
+    if arguments.layers < 1 or arguments.seeds < 1:
+        parser.error("--layers and --seeds must be at least 1")
+    if arguments.patterns and arguments.layers != PATTERN_LAYERS:
+        parser.error(f"--patterns has {PATTERN_LAYERS} layers, and so must the loads; found --layers {arguments.layers}")
     with tempfile.TemporaryDirectory(prefix="moesaic-placement-bench-") as folder:
-        bench = Bench(arguments.binary, pathlib.Path(folder), range(1, arguments.seeds + 1))
+        bench = Bench(arguments.binary, pathlib.Path(folder), arguments.layers, range(1, arguments.seeds + 1))
         for name in arguments.only:
             getattr(bench, name)()
         if arguments.patterns:

@@ -188,6 +188,7 @@ TEST(PlannerMemory, RanksStayWithinTheirMemoryAndUseIt) {
 }
 
 TEST(PlannerMemory, MoreExtraReplicasNeverBalanceWorse) {
+  constexpr double kRounding = 1e-6;  // of a layer: the planner compares f32 sums of loads whose mean is 1
   const std::vector<LoadMatrix> loads = CostLoads(6, 64, 1, 9);
   double last = 1e9;
   for (const int extra : {0, 3, 8, 12, 24, 48}) {
@@ -195,7 +196,7 @@ TEST(PlannerMemory, MoreExtraReplicasNeverBalanceWorse) {
     double sum = 0;
     for (int layer = 0; layer < 6; ++layer)
       sum += Imbalance(plan->placement.layers[layer], loads[0].layer(layer));
-    EXPECT_LE(sum, last * 1.001) << extra;
+    EXPECT_LE(sum, last + 6 * kRounding) << extra;
     last = sum;
   }
   EXPECT_LT(last, 6 * 1.05);

@@ -1,5 +1,6 @@
 // The actions of `moesaic placement` on plans.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -365,12 +366,19 @@ Status RunPlacementCompare(const PlacementFlags& flags) {
     options.stop = Interrupted;
     ASSIGN_OR_RETURN(results, parallel::ComparePolicies(loads, options));
   }
+  std::vector<std::string> missing;
+  for (const PolicyResult& result : results) {
+    if (result.interrupted) missing.push_back(result.name);
+  }
+  if (!missing.empty()) Tell("interrupted: not finished: {}\n", fmt::join(missing, ", "));
+  if (missing.size() == results.size()) return Cancelled("interrupted");
   if (!flags.html.empty())
     RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, ComparisonHtml(flags, options.slots, results)));
   std::vector<std::vector<std::string>> rows = {{"policy", "mean", "worst", "moves per rank"}};
   nlohmann::ordered_json policies = nlohmann::ordered_json::object();
   nlohmann::ordered_json refused = nlohmann::ordered_json::object();
   for (const PolicyResult& result : results) {
+    if (result.interrupted) continue;
     if (!result.error.empty()) {
       Tell("{}: {}\n", result.name, result.error);
       refused[result.name] = result.error;
@@ -382,18 +390,19 @@ Status RunPlacementCompare(const PlacementFlags& flags) {
         {"mean", result.mean}, {"worst", result.worst}, {"moves_per_rank", result.moves}};
   }
   if (flags.json) {
-    const nlohmann::ordered_json all = {{"ranks", options.ranks},
-                                        {"slots", options.slots},
-                                        {"leave_one_out", flags.leave_one_out},
-                                        {"policies", policies},
-                                        {"refused", refused}};
+    nlohmann::ordered_json all = {{"ranks", options.ranks},
+                                  {"slots", options.slots},
+                                  {"leave_one_out", flags.leave_one_out},
+                                  {"policies", policies},
+                                  {"refused", refused}};
+    if (!missing.empty()) all["interrupted"] = missing;
     WriteOutput(all.dump(2) + "\n");
   } else {
     Print("{}, {} of {} experts, {} ranks, {} slots\n\n{}", Counted(std::ssize(loads), "workload"),
           Counted(loads.front().total.layers, "layer"), loads.front().total.experts, options.ranks,
           options.slots, FormatTable(rows, /*markdown=*/false));
   }
-  return OkStatus();
+  return missing.empty() ? OkStatus() : Cancelled("interrupted");
 }
 
 Status RunPlacementFront(const PlacementFlags& flags) {

@@ -270,6 +270,26 @@ class Placement(unittest.TestCase):
         for layer in plan["layers"]:
             self.assertEqual({expert for rank in layer for expert in rank}, set(range(1024)))
 
+    def test_ctrl_c_keeps_the_policies_that_are_finished(self):
+        run("placement", "generate", "--out", self.folder / "loads", "--experts", "1024", "--workloads", "6")
+        words = ("placement", "compare", *sorted((self.folder / "loads").glob("*.npy")), "--ranks", "64", "--slots", "1280",
+                 "--threads", "1")
+        told = []
+
+        def interrupted():
+            terminal = Terminal(*words)
+            while not re.search(r"\b[1-9]\d*$", terminal.wait_for(" of 7 plans")):
+                pass  # the first policy is not done
+            terminal.type("\x03")
+            told.append(terminal.wait_for("moves per rank"))
+            terminal.wait_for("default")
+            return terminal.leave()
+
+        until_interrupted(interrupted, told.clear)
+        missing = re.search(r"interrupted: not finished: (.*)", told[-1])[1]
+        self.assertIn("moesaic", missing)
+        self.assertNotIn("default", missing)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -95,5 +95,29 @@ TEST(Comparison, NoBalancerPlansWithFewerSlotsThanTheOthers) {
   }
 }
 
+TEST(Comparison, AStopKeepsFinishedPoliciesAndNamesTheOthers) {
+  const auto loads = *GenerateLoads({.layers = 2, .workloads = 2});
+  CompareOptions options{.ranks = 32, .slots = 288, .split = true};
+  const auto all = ComparePolicies(loads, options);
+  ASSERT_TRUE(all.ok()) << all.status();
+  int begun = 0;
+  options.progress = [&](int done, int /*total*/) { begun = done; };
+  options.stop = [&] { return begun >= 2; };
+  const auto some = ComparePolicies(loads, options);
+  ASSERT_TRUE(some.ok()) << some.status();
+  ASSERT_GT(some->size(), 4U);
+  const std::vector<std::string> finished = {"default", "default+split", "eplb", "eplb+split"};
+  for (size_t i = 0; i < some->size(); ++i) {
+    const PolicyResult& result = (*some)[i];
+    EXPECT_EQ(result.interrupted, i >= finished.size()) << result.name;
+    EXPECT_EQ(result.error, result.interrupted ? "interrupted" : "") << result.name;
+    if (result.interrupted) continue;
+    EXPECT_EQ(result.name, finished[i]);
+    EXPECT_EQ(result.mean, (*all)[i].mean) << result.name;
+    EXPECT_EQ(result.worst, (*all)[i].worst) << result.name;
+  }
+  EXPECT_EQ(some->back().name, "moesaic");
+}
+
 }  // namespace
 }  // namespace moesaic::parallel

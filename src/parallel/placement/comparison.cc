@@ -80,7 +80,7 @@ class Sum {
     ++count_;
   }
   PolicyResult Result(std::string name, int ranks) const {
-    return {std::move(name), sum_ / count_, worst_, static_cast<double>(moves_) / count_ / ranks, ""};
+    return {std::move(name), sum_ / count_, worst_, static_cast<double>(moves_) / count_ / ranks, "", false};
   }
 
  private:
@@ -123,30 +123,24 @@ StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> wo
   const int max_moves = static_cast<int>(options.moves * options.ranks + 1e-9);
   const auto stopped = [&] { return options.stop && options.stop(); };
   const std::vector<Policy> policies = Policies(options);
-  std::vector<PolicyResult> results;
   int done = 0;
   const int plans = options.leave_one_out ? count : 1;
-  for (const Policy& policy : policies) {
-    Sum plain, split;
-    Status failed;
+  // Cancelled: `stop` returned true. Other errors: the policy can't plan these sizes.
+  const auto measure = [&](const Policy& policy, Sum& plain, Sum& split) -> Status {
     const bool ours = policy.name == "moesaic";
-    for (int plan = 0; plan < plans && failed.ok(); ++plan) {
+    for (int plan = 0; plan < plans; ++plan) {
       if (options.progress) options.progress(done++, plans * static_cast<int>(policies.size()));
       if (stopped()) return Cancelled("interrupted");
       std::vector<LoadMatrix> known;
       for (int w = 0; w < count; ++w) {
         if (!options.leave_one_out || w != plan) known.push_back(loads[w]);
       }
-      const StatusOr<Placement> placement = policy.plan(known, SumOfLoads(known));
-      if (!placement.ok()) {
-        failed = placement.status();
-        break;
-      }
+      ASSIGN_OR_RETURN(const Placement placement, policy.plan(known, SumOfLoads(known)));
       for (int w = options.leave_one_out ? plan : 0; w < (options.leave_one_out ? plan + 1 : count); ++w) {
         for (int layer = 0; layer < layers; ++layer) {
           if (stopped()) return Cancelled("interrupted");
           if (!HasTokens(workloads[w].total, layer)) continue;
-          const LayerPlacement& placed = placement->layers[layer];
+          const LayerPlacement& placed = placement.layers[layer];
           const std::span<const double> tokens = loads[w].layer(layer);
           int moved = 0;
           if (ours && max_moves > 0) {
@@ -159,8 +153,15 @@ StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> wo
         }
       }
     }
-    if (!failed.ok()) {
-      results.push_back({policy.name, 0, 0, 0, Message(failed)});
+    return OkStatus();
+  };
+  std::vector<PolicyResult> results;
+  for (const Policy& policy : policies) {
+    Sum plain, split;
+    const Status status = measure(policy, plain, split);
+    if (!status.ok()) {
+      results.push_back(
+          {policy.name, 0, 0, 0, Message(status), /*interrupted=*/status.code() == StatusCode::kCancelled});
       continue;
     }
     results.push_back(plain.Result(policy.name, options.ranks));

@@ -19,7 +19,7 @@ struct CompareOptions {
   double moves = 0;            ///< temporary expert moves per rank and layer of "moesaic"; implies its split
   int threads = 2;
   std::function<void(int done, int total)> progress = {};
-  std::function<bool()> stop = {};  ///< true: cancel; called from several threads
+  std::function<bool()> stop = {};  ///< true: end; called from several threads
 };
 
 struct PolicyResult {
@@ -27,12 +27,14 @@ struct PolicyResult {
   /// Mean and worst ratio of the largest rank load to the mean rank load, over measured workloads and layers
   /// with tokens.
   double mean = 0, worst = 0;
-  double moves = 0;   ///< mean temporary moves per rank and layer
-  std::string error;  ///< reason if the policy can't plan these sizes; values are 0
+  double moves = 0;          ///< mean temporary moves per rank and layer
+  std::string error;         ///< reason if the policy can't plan these sizes or is not finished; values are 0
+  bool interrupted = false;  ///< not finished when `stop` returned true
 };
 
 /// Runs all policies. Every workload has equal weight: policies that plan for one load get the mean of the
-/// workloads' shares. Results are in a fixed order. Cancelled if `stop` returned true.
+/// workloads' shares. Results are in a fixed order. If `stop` returns true, policies that are finished keep
+/// their results, and the others are marked as interrupted.
 StatusOr<std::vector<PolicyResult>> ComparePolicies(std::span<const Workload> workloads,
                                                     const CompareOptions& options);
 

@@ -197,8 +197,8 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
     }
     if (!flags.experts.empty() || !flags.placement.empty()) {
       return InvalidArgument(
-          "--rebalance-experts excludes --expert-split and --expert-placement: its plans give each "
-          "rank an equal number of experts");
+          "--rebalance-experts excludes --expert-split and --expert-placement: its plans, and the memory for "
+          "its moves, have equal numbers of experts on all ranks and in all layers, which these may exceed");
     }
     layout->LetExpertsMove();
   } else if (flags.redundant_experts > 0) {

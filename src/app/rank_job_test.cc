@@ -1,5 +1,6 @@
 #include "app/rank_job.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -22,6 +23,21 @@ TEST(CoresOfRank, RanksWithOneMaskDivideIt) {
 TEST(CoresOfRank, ARankThatIsBoundKeepsItsCores) {
   const std::vector<std::string> hosts = {"a", "a"}, masks = {"0-3", "4-7"};
   EXPECT_EQ(CoresOfRank(1, hosts, masks), (CoreShare{0, 1}));
+}
+
+TEST(LayoutOf, ExpertsThatMoveStartInEqualNumbers) {
+  RankFlags flags;
+  flags.degrees.data = 2;
+  flags.expert_parallel = true;
+  flags.rebalance_s = 5;
+  EXPECT_TRUE(LayoutOf(flags).ok());
+  const auto refused =
+      testing::HasSubstr("--rebalance-experts excludes --expert-split and --expert-placement");
+  flags.experts = "9,7";
+  EXPECT_THAT(LayoutOf(flags).status().message(), refused);
+  flags.experts.clear();
+  flags.placement = "placement.json";
+  EXPECT_THAT(LayoutOf(flags).status().message(), refused);
 }
 
 }  // namespace

@@ -214,6 +214,8 @@ StatusOr<std::vector<PlannedMove>> PlanMoves(const PlacementByLayer& current, co
   const double experts_s = conditions.expert_share * options.interval_s;
   const double batch_s = conditions.row_s * options.batch_tokens * conditions.routing.top_k * layers / ranks;
   const double batches = batch_s > 0 ? experts_s / batch_s : 0;
+  // Ranks measure one rate, the time of a row in large batches. It includes started tiles and reads of
+  // weights, but does not separate them, so that they are not counted again.
   const parallel::CostModel cost = {.batch_tokens = options.batch_tokens,
                                     .routing = conditions.routing,
                                     .tile_s = conditions.row_s,

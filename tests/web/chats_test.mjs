@@ -18,6 +18,25 @@ async function start(page, text) {
   await ask(page, text);
 }
 
+/// Keeps the stored conversations locked, as a slow disk would, until the returned page is closed.
+async function holdStorage(page) {
+  const other = await page.context().newPage();
+  await other.goto(`${url}/js/database.js`);
+  await other.evaluate(() => new Promise((resolve) => {
+    indexedDB.open("moesaic").onsuccess = ({ target }) => {
+      const all = target.result.transaction("conversations", "readwrite").objectStore("conversations");
+      const hold = () => { all.count().onsuccess = hold; };
+      all.count().onsuccess = () => {
+        hold();
+        resolve();
+      };
+    };
+  }));
+  return other;
+}
+
+const unsaved = (page) => page.evaluate(() => Object.keys(localStorage).filter((name) => name.startsWith("moesaic.unsaved.")));
+
 test("conversations are listed, found, renamed, and survive a reload", () => withPage({}, async (page) => {
   await open(page);
   await echo(page);
@@ -63,6 +82,28 @@ test("Undo restores a deleted conversation, which is removed without it", () => 
     return [(await database.getAll("conversations")).length, (await database.getAll("messages")).length];
   });
   assert.deepEqual(left, [0, 0], "nothing of them is left in the browser");
+  assert.deepEqual(await unsaved(page), []);
+}));
+
+test("Undo, a name and a deletion are stored although the page is left at once", () => withPage({}, async (page) => {
+  await open(page);
+  await echo(page);
+  for (const text of ["keep", "drop", "name"]) await start(page, text);
+  await choose(page, "keep", "Delete");
+  const held = await holdStorage(page);
+  await page.getByText("Undo").click();
+  await choose(page, "name", "Rename");
+  await page.getByLabel("Title").fill("named");
+  await page.getByLabel("Title").press("Enter");
+  await choose(page, "drop", "Delete");
+  assert.equal((await unsaved(page)).length, 3);
+  await page.reload();
+  await held.close();
+  await ready(page);
+  assert.deepEqual(await titles(page), ["named", "keep"]);
+  assert.deepEqual(await unsaved(page), []);
+  await page.getByRole("link", { name: "keep" }).click();
+  await page.getByText("You said keep.").waitFor();
 }));
 
 test("Undo restores a conversation that another tab has removed from the database", () => withPage({}, async (page) => {

@@ -1,9 +1,11 @@
 // Stores conversations in memory and in IndexedDB, and synchronizes them between all tabs of this browser.
 import * as database from "./database.js";
-import { read, remove, write } from "./storage.js";
+import { names, read, remove, write } from "./storage.js";
 import { branch, choose, newId, titleOf } from "./tree.js";
 
 const RESCUE = "moesaic.rescue"; // localStorage: partial answers of a tab that was closed while they streamed
+// localStorage, with an id: a conversation that IndexedDB has not stored yet. It aborts transactions of pages that are left.
+const UNSAVED = "moesaic.unsaved.";
 const ELSEWHERE = 15000; // ms without a save after which another tab does not stream any more
 
 function openChannel() {
@@ -25,6 +27,7 @@ export class Chats extends EventTarget {
   async load() {
     try {
       await this.#rescue();
+      await this.#finishSaves();
       for (const conversation of await database.getAll("conversations")) {
         if (conversation.deleted) await this.#purge(conversation.id);
         else this.conversations.set(conversation.id, conversation);
@@ -84,6 +87,7 @@ export class Chats extends EventTarget {
     this.#saveConversation(conversation);
     const undo = async () => {
       delete conversation.deleted;
+      this.#keepUntilSaved(conversation);
       this.#messages.set(id, await messages);
       await this.#write("messages", ...(await messages).values());
       await this.#saveConversation(conversation);
@@ -155,8 +159,32 @@ export class Chats extends EventTarget {
     if (conversation.deleted) this.conversations.delete(conversation.id);
     else this.conversations.set(conversation.id, conversation);
     this.#changed("list");
+    const text = this.#keepUntilSaved(conversation);
     await this.#write("conversations", conversation);
+    this.#forgetSaved(conversation.id, text);
     channel?.postMessage({ conversation });
+  }
+
+  #keepUntilSaved(conversation) {
+    const text = JSON.stringify(conversation);
+    write("localStorage", UNSAVED + conversation.id, text);
+    return text;
+  }
+
+  #forgetSaved(id, text) {
+    if (read("localStorage", UNSAVED + id) === text) remove("localStorage", UNSAVED + id); // else a later change is kept there
+  }
+
+  // Stores changes of tabs that were left before IndexedDB had stored them.
+  async #finishSaves() {
+    for (const name of names("localStorage", UNSAVED)) {
+      const text = read("localStorage", name);
+      if (!text) continue; // another tab has stored it
+      const conversation = JSON.parse(text);
+      // A conversation that is missing was removed for good, or its messages were not stored either.
+      if (await database.get("conversations", conversation.id)) await database.put("conversations", conversation);
+      this.#forgetSaved(conversation.id, text);
+    }
   }
 
   async #write(store, ...values) {

@@ -21,3 +21,12 @@ export function remove(kind, name) {
     globalThis[kind].removeItem(name);
   } catch { /* Nothing was stored. */ }
 }
+
+/// Returns the stored names that begin with `prefix`.
+export function names(kind, prefix) {
+  try {
+    return Object.keys(globalThis[kind]).filter((name) => name.startsWith(prefix));
+  } catch {
+    return [];
+  }
+}

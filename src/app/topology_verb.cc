@@ -12,7 +12,6 @@
 #include "app/progress.h"
 #include "app/table.h"
 #include "app/verb.h"
-#include "comm/collectives/planner.h"
 #include "comm/explain/explanation.h"
 #include "comm/explain/tree_svg.h"
 #include "comm/probe/link_probe.h"

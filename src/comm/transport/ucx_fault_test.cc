@@ -137,7 +137,7 @@ Status RunCollectives(const Role& role, Communicator& communicator) {
   const int last = static_cast<int>(random() % kCalls);
   const int polls = static_cast<int>(random() % 50);
   for (int call = 0; call <= kCalls; ++call) {
-    // Most messages have less than 800 bytes, up to 8000, which is one fragment, and more.
+    // Equally often, parts have less than 800 bytes, less than 8000, which is one fragment, or up to 240,000.
     constexpr std::array<int64_t, 3> kParts = {200, 2000, 60000};
     const int64_t most = kParts[random() % kParts.size()];
     const auto part = static_cast<int64_t>(random() % most);
@@ -389,6 +389,11 @@ struct Network {
 
 void PrintTo(const Network& network, std::ostream* out) { *out << network.name; }
 
+// Returns true for the state of a process that the signal has ended or stopped.
+bool IsHit(int state, int signal) {
+  return signal == SIGKILL ? WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL : WIFSTOPPED(state);
+}
+
 // Runs a job whose victim gets the signal; returns the seconds until the last survivor has ended.
 double RunJob(int signal, int size, int hosts, int seed, double patience) {
   const int victim = (seed * 7 + 1) % size;
@@ -398,8 +403,7 @@ double RunJob(int signal, int size, int hosts, int seed, double patience) {
     ranks.push_back(Spawn({rank, size, hosts, victim, seed, signal, port, patience, false}));
   const int victim_state = StateOf(ranks[victim], WUNTRACED);
   const auto start = Clock::now();
-  const bool is_hit = signal == SIGKILL ? WIFSIGNALED(victim_state) && WTERMSIG(victim_state) == SIGKILL
-                                        : WIFSTOPPED(victim_state);
+  const bool is_hit = IsHit(victim_state, signal);
   EXPECT_TRUE(is_hit) << "seed " << seed << ": victim " << victim << " ended with " << victim_state;
   for (int rank = 0; rank < size; ++rank) {
     if (rank == victim) continue;
@@ -421,7 +425,7 @@ void RunCutJob(int signal, double patience) {
   const pid_t receiver = Spawn({0, 2, 2, 1, 0, signal, port, patience, true});
   const pid_t sender = Spawn({1, 2, 2, 1, 0, signal, port, patience, true});
   const int hit = StateOf(sender, WUNTRACED);
-  const bool is_hit = signal == SIGKILL ? WIFSIGNALED(hit) && WTERMSIG(hit) == SIGKILL : WIFSTOPPED(hit);
+  const bool is_hit = IsHit(hit, signal);
   EXPECT_TRUE(is_hit) << "the sender ended with " << hit;
   const int received = StateOf(receiver);
   EXPECT_TRUE(WIFEXITED(received) && WEXITSTATUS(received) == kAsExpected) << received;

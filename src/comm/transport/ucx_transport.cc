@@ -1,7 +1,10 @@
 #include "comm/transport/ucx_transport.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <deque>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -26,7 +29,7 @@ namespace {
 // cancel sends, nor receives that have begun, and their buffers must not be touched any more.
 constexpr double kWithdrawSeconds = 1;
 constexpr double kCloseSeconds = 1;
-// A transport that is destroyed waits this long for its sends. The rest is cancelled.
+// A transport that is destroyed waits this long for the requests in flight. Then it closes its endpoints.
 constexpr double kSendSeconds = 0.2;
 constexpr int kMaxProgressSteps = 64;  // of one call of Progress()
 // A rank whose transfers have not advanced for this long asks all others whether they call Progress().
@@ -227,7 +230,8 @@ class UcxTransport final : public Transport {
   SelfMessages<UcxTransfer> self_;
   std::vector<UcxTransfer*> receives_;  // receives that have not ended
   std::deque<StagedMessage> staged_;
-  std::vector<StagedMessage*> idle_staged_;
+  // By the bits of the largest message, so that small messages do not keep the memory of large ones.
+  std::array<std::vector<StagedMessage*>, std::numeric_limits<size_t>::digits + 1> idle_staged_;
   std::vector<UcxPeer*> newly_dead_;
   std::vector<Control> withdrawn_;
   std::list<Dropped> dropped_;
@@ -533,9 +537,10 @@ StatusOr<TransferId> UcxTransport::StartSend(int peer, Tag tag, std::span<const 
 }
 
 StagedMessage& UcxTransport::TakeStaged(UcxTransfer& transfer) {
-  if (idle_staged_.empty()) idle_staged_.push_back(&staged_.emplace_back());
-  StagedMessage& taken = *idle_staged_.back();
-  idle_staged_.pop_back();
+  std::vector<StagedMessage*>& idle = idle_staged_[std::bit_width(transfer.bytes)];
+  if (idle.empty()) idle.push_back(&staged_.emplace_back());
+  StagedMessage& taken = *idle.back();
+  idle.pop_back();
   if (taken.buffer.size() < transfer.bytes) taken.buffer.resize(transfer.bytes);
   taken.transfer = &transfer;
   transfer.staged = &taken;
@@ -545,7 +550,7 @@ StagedMessage& UcxTransport::TakeStaged(UcxTransfer& transfer) {
 void UcxTransport::ReturnStaged(UcxTransfer& transfer) {
   StagedMessage& returned = *std::exchange(transfer.staged, nullptr);
   returned.transfer = nullptr;
-  idle_staged_.push_back(&returned);
+  idle_staged_[std::bit_width(transfer.bytes)].push_back(&returned);
 }
 
 StatusOr<TransferId> UcxTransport::Receive(int peer, Tag tag, std::span<std::byte> data) {

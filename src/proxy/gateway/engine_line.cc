@@ -195,7 +195,7 @@ StatusOr<std::vector<EngineSettings>> ParseEngine(std::span<const std::string_vi
   for (uint64_t rank = 0; rank < ranks; ++rank) {
     EngineSettings one = engine;
     one.instance.dp_rank = static_cast<uint32_t>(rank);
-    one.instance.ranked = ranks > 1;
+    one.instance.dp_ranks = static_cast<uint32_t>(ranks);
     one.kv_events = PortPlus(engine.kv_events, rank);
     one.kv_replay = PortPlus(engine.kv_replay, rank);
     all.push_back(std::move(one));

@@ -91,8 +91,9 @@ TEST(EngineLine, TheNumberOfRanksHasABound) {
   const auto ranks = ParseEngine(words, /*max_ranks=*/9);
   ASSERT_TRUE(ranks.ok()) << ranks.status();
   ASSERT_EQ(ranks->size(), 9U);
-  EXPECT_TRUE(ranks->front().instance.ranked);
-  EXPECT_FALSE(ParseEngine(std::span(words, 1))->front().instance.ranked);
+  EXPECT_EQ(ranks->back().instance.dp_ranks, 9U);
+  EXPECT_TRUE(ranks->front().instance.ranked());
+  EXPECT_FALSE(ParseEngine(std::span(words, 1))->front().instance.ranked());
 }
 
 TEST(EngineLine, NumericAddressesNeedNoNameServer) {

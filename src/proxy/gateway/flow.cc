@@ -65,6 +65,13 @@ bool SameSecret(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
+// Returns a room of 63 bits for a request to rank `rank` of P. It is congruent to the rank modulo the number
+// of ranks: SGLang's P fails a request whose room is not, and D derives the rank from the room.
+int64_t RoomOf(uint32_t rank, uint32_t ranks, uint64_t random) {
+  const uint64_t rounds = (static_cast<uint64_t>(INT64_MAX) - rank) / ranks + 1;
+  return static_cast<int64_t>(random % rounds * ranks + rank);
+}
+
 // Hash of a session's or key's name with the secret of the zone, so that clients cannot choose names that
 // collide. Not 0.
 uint64_t HashName(const KeyMaker& keys, std::string_view name) {
@@ -353,7 +360,7 @@ std::unique_ptr<Exchange> Flow::Open(int instance, std::string_view method, std:
   const EngineSettings* engine = gateway_.Engine(instance);
   if (engine == nullptr) return nullptr;  // removed by a reload since it was chosen
   std::vector<Header> headers = HeadersForEngines();
-  if (engine->instance.ranked)
+  if (engine->instance.ranked())
     headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto exchange = std::make_unique<Exchange>(gateway_.transport(), gateway_.timers(), *this);
   std::string head = gateway_.HttpHead(*engine, method, target, headers, body->size());
@@ -393,7 +400,9 @@ void Flow::StartPair() {
   if (engine == nullptr) return PrefillFailed(NoEngine());
   peers_.prefill_host = engine->host_name;
   peers_.bootstrap_port = engine->instance.bootstrap_port;
-  peers_.room = static_cast<int64_t>(gateway_.random()() >> 1);
+  const InstanceConfig& instance = engine->instance;
+  peers_.room = RoomOf(instance.dp_rank, instance.dp_ranks, gateway_.random()());
+  peers_.prefill_rank = instance.ranked() ? std::optional(instance.dp_rank) : std::nullopt;
   peers_.transfer_id = fmt::format("xfer-{:016x}{:016x}", gateway_.random()(), gateway_.random()());
   peers_.bootstrap_address =
       fmt::format("http://{}:{}", UrlHost(engine->host_name), engine->instance.bootstrap_port);

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -230,6 +232,42 @@ TEST_P(ParallelTest, BothAreCancelledWhenTheClientLeaves) {
 
 INSTANTIATE_TEST_SUITE_P(All, ParallelTest, testing::Values("mooncake", "sglang", "ascend"),
                          [](const auto& info) { return std::string(info.param); });
+
+TEST_F(TransferTest, SglangsDecodeEngineFindsTheBlocksOfAnyRank) {
+  Use("transfer sglang;api sglang;policy round-robin;skip_prefill 16;"
+      "engine http://127.0.0.1:1 role=prefill dp_ranks=3;engine http://127.0.0.1:3 role=decode;");
+  const auto number = [](const std::string& sent, std::string_view name) -> int64_t {
+    const size_t at = sent.find(name);
+    return at == std::string::npos ? -1 : std::stoll(sent.substr(at + name.size()));
+  };
+  std::set<int64_t> ranks;
+  for (int i = 0; i < 6; ++i) {
+    FakeClient client;
+    Flow& flow = Send(client, /*stream=*/false);
+    const std::vector<Connection*> open = Open();
+    ASSERT_EQ(open.size(), 2U);
+    Connection& prefill = *open[open[0]->host == "127.0.0.1:1" ? 0 : 1];
+    Connection& decode = *open[open[0]->host == "127.0.0.1:1" ? 1 : 0];
+    const int64_t rank = number(prefill.sent, "X-data-parallel-rank: ");
+    const int64_t room = number(prefill.sent, "\"bootstrap_room\":");
+    EXPECT_GE(room, 0) << prefill.sent;
+    EXPECT_EQ(room % 3, rank);
+    EXPECT_EQ(number(prefill.sent, "\"disagg_prefill_dp_rank\":"), -1);
+    EXPECT_EQ(number(decode.sent, "\"bootstrap_room\":"), room);
+    EXPECT_EQ(number(decode.sent, "\"disagg_prefill_dp_rank\":"), rank);
+    EXPECT_EQ(number(decode.sent, "X-data-parallel-rank: "), -1);
+    ranks.insert(rank);
+    Connected(prefill);
+    Connected(decode);
+    Data(prefill, Answer("{}"));
+    Data(decode, Answer(R"({"choices":[{"text":"a"}]})"));
+    EXPECT_EQ(client.status, 200);
+    flow.Detach();
+    Loop();
+  }
+  EXPECT_EQ(ranks, (std::set<int64_t>{0, 1, 2}));
+  ExpectIdle();
+}
 
 // As in an upgrade of the binary: the decode engine's message may reach a worker of either zone.
 TEST_F(TransferTest, BlocksReachARequestOfAnotherZone) {

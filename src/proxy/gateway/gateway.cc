@@ -350,7 +350,7 @@ void Gateway::ReleaseKv(const KvRelease& release, const std::string& params) {
   }
   body->has_kv_transfer = body->has_kv_transfer && release.strip;
   std::vector<Header> headers = release.headers;
-  if (engine->instance.ranked)
+  if (engine->instance.ranked())
     headers.push_back({"X-data-parallel-rank", std::to_string(engine->instance.dp_rank)});
   auto handler = std::make_unique<ReleaseHandler>(*this);
   auto exchange = std::make_unique<Exchange>(transport_, timers_, *handler);

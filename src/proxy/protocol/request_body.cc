@@ -250,6 +250,7 @@ std::string DecodeBody(const RequestBody& body, const TransferPeers& peers, std:
       break;
     case Transfer::kSglang:
       SetBootstrap(peers, &edit);
+      if (peers.prefill_rank) edit.Set("disagg_prefill_dp_rank", std::to_string(*peers.prefill_rank));
       break;
     case Transfer::kVllmNixl:
       if (!params.empty()) edit.Set("kv_transfer_params", std::string(params));

@@ -19,7 +19,7 @@ enum class Transfer {
   kAggregated,    ///< one engine does both
   kVllmNixl,      ///< sequential: P answers with kv_transfer_params, D pulls
   kVllmMooncake,  ///< parallel: both get one transfer_id, D asks P's bootstrap server
-  kSglang,        ///< parallel: both get the same body with a bootstrap room
+  kSglang,        ///< parallel: both get the body with a bootstrap room
   kAscend,        ///< D first: it posts its blocks to the proxy's metaserver, then P pushes layer by layer
 };
 
@@ -67,11 +67,12 @@ struct TransferPeers {
   Transfer transfer = Transfer::kAggregated;
   std::string prefill_host = "";  ///< of the bootstrap server, for kSglang
   int bootstrap_port = 8998;
-  int64_t room = 0;                    ///< random, 63 bits, for kSglang
-  std::string transfer_id = "";        ///< for kVllmMooncake
-  std::string bootstrap_address = "";  ///< "http://HOST:PORT" of P, for kVllmMooncake
-  std::string engine_id = "";          ///< of P, for kVllmMooncake
-  std::string metaserver = "";         ///< "http://PROXY/v1/metaserver", for kAscend
+  int64_t room = 0;                           ///< random, 63 bits, for kSglang
+  std::optional<uint32_t> prefill_rank = {};  ///< data-parallel rank of a P that has several, for kSglang
+  std::string transfer_id = "";               ///< for kVllmMooncake
+  std::string bootstrap_address = "";         ///< "http://HOST:PORT" of P, for kVllmMooncake
+  std::string engine_id = "";                 ///< of P, for kVllmMooncake
+  std::string metaserver = "";                ///< "http://PROXY/v1/metaserver", for kAscend
 };
 
 /// Token ids that an engine gets with a prompt or instead of it. Requires CanForwardTokens. They equal the

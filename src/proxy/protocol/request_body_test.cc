@@ -137,6 +137,22 @@ TEST(DecodeBody, SglangSendsIntegersToBoth) {
   EXPECT_EQ(DecodeBody(body, peers), wanted);
 }
 
+TEST(DecodeBody, SglangsDecodeEngineGetsTheRankOfP) {
+  const TransferPeers peers{
+      .transfer = Transfer::kSglang, .prefill_host = "10.0.0.1", .room = 77, .prefill_rank = 5};
+  const RequestBody body =
+      Read(Endpoint::kCompletions, R"({"prompt":"a","disagg_prefill_dp_rank":1,"routed_dp_rank":2})");
+  const std::string prefill =
+      R"({"prompt":"a","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":77)";
+  EXPECT_EQ(PrefillBody(body, peers), prefill + "}");
+  const std::string text = DecodeBody(body, peers);
+  const StatusOr<JsonMembers> decode = JsonMembers::Scan(text);
+  ASSERT_TRUE(decode.ok()) << decode.status();
+  EXPECT_EQ(decode->Integer("disagg_prefill_dp_rank"), 5);
+  EXPECT_EQ(decode->Integer("bootstrap_room"), 77);
+  EXPECT_FALSE(decode->Given("routed_dp_rank"));
+}
+
 TEST(DecodeBody, SetsTheParametersOfMooncake) {
   const TransferPeers peers{.transfer = Transfer::kVllmMooncake,
                             .transfer_id = "xfer-1",

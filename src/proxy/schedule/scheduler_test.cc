@@ -297,7 +297,7 @@ TEST_F(SchedulerTest, DecodeUsesTheReportedSizeOfThePool) {
 TEST_F(SchedulerTest, AnIdleRankWaitsForTheStepOfItsPod) {
   auto configs = Engines(3);
   configs[0].pod = configs[1].pod = 1;
-  configs[0].ranked = configs[1].ranked = true;
+  configs[0].dp_ranks = configs[1].dp_ranks = 2;
   configs[2].pod = 2;
   Use(configs);
   ASSERT_TRUE(state_.SetInstanceState(2, InstanceState::kDisabled).ok());

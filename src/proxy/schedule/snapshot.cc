@@ -74,7 +74,7 @@ void Scheduler::Impl::Snapshot(Nanos now) {
     v.prefills = entry.prefills;
     v.model = &models_[entry.model_class];
     instances_.push_back(v);
-    if (entry.ranked != 0) ranked = true;
+    if (entry.dp_ranks > 1) ranked = true;
   }
   if (ranked) SetPodWaits(now);
   const auto collect = [&](const BitmapWord* bits, Stage stage, std::vector<Waiting>& queue) {
@@ -115,7 +115,7 @@ void Scheduler::Impl::SetPodWaits(Nanos now) {
   const StateView view(state_.zone());
   for (InstanceView& v : instances_) {
     const auto end = ends.find(v.pod);
-    if (end != ends.end() && view.instance(v.id).ranked != 0) v.pod_wait = end->second;
+    if (end != ends.end() && view.instance(v.id).dp_ranks > 1) v.pod_wait = end->second;
   }
 }
 

@@ -37,6 +37,7 @@ void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
   if (entry.revision == 0 || CopyOf(entry, 0).config != config) ++entry.revision;
   entry.role = static_cast<uint8_t>(config.role);
   entry.dp_rank = config.dp_rank;
+  entry.dp_ranks = config.dp_ranks;
   entry.group = config.group;
   entry.pod = config.pod;
   entry.model_class = config.model_class;
@@ -47,7 +48,6 @@ void SetFields(InstanceEntry& entry, const InstanceConfig& config) {
   entry.source = config.source;
   entry.source_key = config.source_key;
   entry.bootstrap_port = config.bootstrap_port;
-  entry.ranked = config.ranked ? 1 : 0;
   entry.drain = config.drain ? 1 : 0;
 }
 

@@ -21,7 +21,7 @@ namespace moesaic::proxy {
 
 inline constexpr uint64_t kZoneMagic = 0x3159585250'4d53ULL;  // "SMPRXY1"
 /// Increased with every change of this header or of index/index_layout.h.
-inline constexpr uint32_t kZoneVersion = 6;
+inline constexpr uint32_t kZoneVersion = 7;
 inline constexpr uint32_t kNone = ~uint32_t{0};
 /// Memory order of accesses under the zone's lock, and of hints.
 inline constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -54,10 +54,9 @@ struct InstanceEntry {
   uint8_t healthy;
   std::atomic<uint8_t> index_state;  // IndexState
   uint8_t starting;                  // Configure has added it and has not enabled it yet
-  uint8_t ranked;
-  uint8_t drain;  // as configured
+  uint8_t drain;                     // as configured
   uint16_t bootstrap_port;
-  uint32_t generation, revision, dp_rank, group, pod, model_class, block_size, batch_tokens, source,
+  uint32_t generation, revision, dp_rank, dp_ranks, group, pod, model_class, block_size, batch_tokens, source,
       source_key;
   double weight;
   InstanceCaps caps;

@@ -33,6 +33,7 @@ struct InstanceConfig {
   std::string url;  ///< together with dp_rank the identity across reloads; at most 255 bytes
   Role role = Role::kBoth;
   uint32_t dp_rank = 0;
+  uint32_t dp_ranks = 1;     ///< number of the engine's DP ranks
   uint32_t group = 0;        ///< group; a request's prefill and decode instances are of one group
   uint32_t pod = 0;          ///< pod; its DP ranks share steps: they start and end batches together
   uint32_t model_class = 0;  ///< instances of a class share a latency model
@@ -44,7 +45,8 @@ struct InstanceConfig {
   uint32_t source_key = 0;       ///< number of its key in the source, which may have several; 0: none
   uint16_t bootstrap_port = 0;   ///< of the engine's bootstrap server; 0: unknown
   bool drain = false;            ///< the engine finishes its requests and gets no others
-  bool ranked = false;           ///< the engine has several DP ranks: requests name theirs
+  /// Returns whether the engine has several DP ranks, so that requests name theirs.
+  bool ranked() const { return dp_ranks > 1; }
   friend bool operator==(const InstanceConfig&, const InstanceConfig&) = default;
 };
 

@@ -278,6 +278,7 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
   record.config = {.url = std::string(entry.url.data(), strnlen(entry.url.data(), entry.url.size())),
                    .role = static_cast<Role>(entry.role),
                    .dp_rank = entry.dp_rank,
+                   .dp_ranks = entry.dp_ranks,
                    .group = entry.group,
                    .pod = entry.pod,
                    .model_class = entry.model_class,
@@ -288,8 +289,7 @@ InstanceRecord CopyOf(const InstanceEntry& entry, int id) {
                    .source = entry.source,
                    .source_key = entry.source_key,
                    .bootstrap_port = entry.bootstrap_port,
-                   .drain = entry.drain != 0,
-                   .ranked = entry.ranked != 0};
+                   .drain = entry.drain != 0};
   record.state = static_cast<InstanceState>(entry.state.load(kRelaxed));
   record.healthy = entry.healthy != 0;
   record.closed_until = entry.closed_until;

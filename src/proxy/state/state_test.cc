@@ -120,7 +120,7 @@ TEST_F(StateTest, OtherSettingsOfAnInstanceHaveAnotherRevision) {
   const InstanceVersion port = *state_.Version(a);
   EXPECT_EQ(port.generation, before.generation);
   EXPECT_NE(port.revision, before.revision);
-  configs[0].ranked = true;
+  configs[0].dp_ranks = 2;
   ASSERT_TRUE(state_.Configure(configs, 4).ok());
   EXPECT_NE(state_.Version(a)->revision, port.revision);
   EXPECT_EQ(state_.Instance(a)->config, configs[0]);

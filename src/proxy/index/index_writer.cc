@@ -81,7 +81,6 @@ void IndexWriter::Applied(uint64_t sequence) {
 IndexWriter::Result IndexWriter::Begin() {
   const Turn turn(*this);
   if (!turn.allowed()) return {.fenced = true};
-  was_degraded_ = state() == IndexState::kDegraded && !std::exchange(feed_failed_, false);
   const Result result = StartReplay(tracker_.next().value_or(0));
   beginning_ = true;
   return result;
@@ -90,11 +89,15 @@ IndexWriter::Result IndexWriter::Begin() {
 void IndexWriter::OnFeedFailed() {
   const Turn turn(*this);
   if (!turn.allowed()) return;
-  feed_failed_ |= state() != IndexState::kDegraded;
+  const bool replaying = state() == IndexState::kReplaying;
+  const bool lost = state() == IndexState::kDegraded || (replaying && (was_degraded_ || !replay_complete_));
+  feed_failed_ |= !lost;
   SetState(IndexState::kDegraded);
 }
 
 IndexWriter::Result IndexWriter::StartReplay(uint64_t from) {
+  const bool only_feed = std::exchange(feed_failed_, false);
+  was_degraded_ = state() == IndexState::kDegraded && !only_feed;
   SetState(IndexState::kReplaying);
   beginning_ = false;
   replay_next_ = began_at_ = from;
@@ -174,22 +177,17 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
 }
 
 void IndexWriter::EndReplay() {
-  if (beginning_ && replay_complete_) {
-    // Nothing, or all that was missing. Blocks that were lost before stay lost, unless the replay held
-    // everything.
-    const bool whole = !replay_empty_ && began_at_ == 0;
-    if (replay_empty_) asked_for_all_ = false;  // messages may pass before the subscription takes effect
-    replay_next_.reset();
-    SetState(was_degraded_ && !whole ? IndexState::kDegraded : IndexState::kExact);
-    return;
-  }
-  if (replay_empty_ && replay_complete_) {  // the publisher kept none of the missing messages
+  if (replay_empty_ && beginning_) {  // nothing was missing
+    asked_for_all_ = false;           // messages may pass before the subscription takes effect
+  } else if (replay_empty_) {         // the publisher kept none of the missing messages
     replay_complete_ = false;
     LoseHistory();
     tracker_.Reset();
   }
   replay_next_.reset();
-  SetState(replay_complete_ ? IndexState::kExact : IndexState::kDegraded);
+  // Blocks that were lost before the replay stay lost, unless it held everything.
+  const bool whole = !replay_empty_ && began_at_ == 0;
+  SetState(replay_complete_ && (whole || !was_degraded_) ? IndexState::kExact : IndexState::kDegraded);
 }
 
 void IndexWriter::OnReplayFailed() {
@@ -242,6 +240,7 @@ void IndexWriter::ApplyEvents(const KvBatch& batch) {
         ++stats_.cleared;
         index_.Clear(instance_);
         // Nothing is in the cache, and that is known: the index is exact from here on.
+        was_degraded_ = false;
         if (state() == IndexState::kDegraded) SetState(IndexState::kExact);
         break;
       case KvEvent::Type::kOther:

@@ -104,7 +104,7 @@ class IndexWriter {
   bool replay_complete_ = false;         // no number was missing in the replay so far
   bool replay_empty_ = false;
   bool beginning_ = false;      // a reason other than a gap caused the replay
-  bool was_degraded_ = false;   // the index was DEGRADED before the replay
+  bool was_degraded_ = false;   // history was lost before the replay
   bool feed_failed_ = false;    // the index is DEGRADED only because the subscription failed
   bool asked_for_all_ = false;  // a replay from the beginning was requested since the last Reset
   bool unknown_parent_ = false;

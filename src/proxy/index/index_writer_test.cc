@@ -237,6 +237,77 @@ TEST_F(IndexWriterTest, DegradesWithoutAReplaySocket) {
   EXPECT_EQ(Matched(kPrompt, kBlock), 1U);
 }
 
+// Stores whose hashes begin at 201, one block each.
+std::vector<KvBatch> OtherStores(int number) {
+  std::vector<KvBatch> stores;
+  for (int i = 0; i < number; ++i)
+    stores.push_back(StoreOf(201 + static_cast<uint64_t>(i), std::nullopt, {100 + i, 2, 3, 4}));
+  return stores;
+}
+
+TEST_F(IndexWriterTest, StaysDegradedWhenALaterGapIsReplayed) {
+  const auto batches = ThreeStores();
+  const auto others = OtherStores(5);
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  ASSERT_TRUE(writer.Apply(2, batches[2]).replay_from.has_value());
+  writer.OnReplayFailed();  // block 101 is lost, although the engine has it
+  writer.Apply(3, others[0]);
+  ASSERT_EQ(writer.Apply(6, others[3]).replay_from, 4U);
+  for (uint64_t sequence = 4; sequence < 7; ++sequence) writer.ApplyReplay(sequence, &others[sequence - 3]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+  EXPECT_EQ(Matched(others[3].events[0].tokens, kBlock), 1U);
+  // The subscription fails during the replay of another gap.
+  ASSERT_EQ(writer.Apply(8, others[4]).replay_from, 7U);
+  writer.OnFeedFailed();
+  EXPECT_EQ(writer.Begin().replay_from, 7U);
+  writer.ApplyReplay(7, &others[4]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+  // Everything.
+  EXPECT_EQ(writer.Retry().replay_from, 0U);
+  for (uint64_t sequence = 0; sequence < 3; ++sequence) writer.ApplyReplay(sequence, &batches[sequence]);
+  for (uint64_t sequence = 3; sequence < 8; ++sequence) writer.ApplyReplay(sequence, &others[sequence - 3]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+}
+
+TEST_F(IndexWriterTest, IsExactWhenTheReplayOfALaterGapClearsTheCache) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  ASSERT_TRUE(writer.Apply(2, batches[2]).replay_from.has_value());
+  writer.OnReplayFailed();
+  writer.Apply(3, OtherStores(1)[0]);
+  ASSERT_EQ(writer.Apply(6, batches[0]).replay_from, 4U);
+  KvEvent cleared;
+  cleared.type = KvEvent::Type::kCleared;
+  const KvBatch clear = {.time = 1, .events = {cleared}, .dp_rank = {}};
+  writer.ApplyReplay(4, &clear);
+  writer.ApplyReplay(5, &batches[0]);
+  writer.ApplyReplay(6, &batches[1]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
+}
+
+TEST_F(IndexWriterTest, IsDegradedWhenTheSubscriptionFailsDuringAReplayThatLacksMessages) {
+  const auto batches = ThreeStores();
+  const auto others = OtherStores(2);
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  ASSERT_EQ(writer.Apply(5, others[1]).replay_from, 1U);
+  writer.ApplyReplay(4, &others[0]);  // 1 to 3 are lost
+  writer.OnFeedFailed();
+  EXPECT_EQ(writer.Begin().replay_from, 5U);
+  writer.ApplyReplay(5, &others[1]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+}
+
 TEST_F(IndexWriterTest, AReplayThatFailedCanBeTriedAgain) {
   const auto batches = ThreeStores();
   IndexWriter writer(state_, index_, 0);

@@ -363,9 +363,10 @@ class Timeouts(ProxyTest):
         engine = self.mock()
         engine.faults(stall_ms=3600_000)
         proxy = self.proxy(f"engine {engine.url}; prefill_timeout {self.LIMIT_MS}ms; retries 0; health off;")
-        for stream in (False, True):  # the head of a stream comes at once
+        # The head of a stream comes at once, or does not come either.
+        for stream, headers in ((False, {}), (True, {}), (True, {"x-mock-delay-ms": "3600000"})):
             status, _, text = self.expired(lambda: proxy.request(
-                "POST", "/v1/completions", {"model": "mock", "prompt": "a", "max_tokens": 1, "stream": stream}))
+                "POST", "/v1/completions", {"model": "mock", "prompt": "a", "max_tokens": 1, "stream": stream}, headers))
             self.assertEqual((status, b"did not answer in time" in text), (504, True), text)
         until(lambda: engine.state()["live"] == 0, what=engine.state)
         engine.faults()

@@ -212,6 +212,46 @@ TEST_F(FlowTest, AKeyHasItsOwnRateAndPriority) {
   }
 }
 
+TEST_F(FlowTest, ThePriorityOfABodyCountsUpToTheBoundOfThePool) {
+  Use("engine http://127.0.0.1:1 max_requests=1;client_priority 3;key k K priority=10;");
+  headers_ = {{"authorization", "Bearer k"}};
+  FakeClient first, late, middle, urgent;
+  Flow& one = Send(first, /*stream=*/false);
+  Connection& c = Only();
+  Connected(c);
+  EXPECT_EQ(state_.Request(one.id())->facts.priority, 10);
+  const auto send = [this](FakeClient& client, int priority) -> Flow& {
+    return Send(client, /*stream=*/false, /*tokens=*/300, fmt::format(R"(,"priority":{})", priority));
+  };
+  Flow& two = send(late, 9);
+  EXPECT_EQ(state_.Request(two.id())->facts.priority, 10 - 3);
+  Flow& three = send(middle, -2);  // vLLM: a smaller number is more urgent
+  EXPECT_EQ(state_.Request(three.id())->facts.priority, 10 + 2);
+  Flow& four = send(urgent, -9);
+  EXPECT_EQ(state_.Request(four.id())->facts.priority, 10 + 3);
+  Data(c, Answer(R"({"choices":[{"text":"a"}]})"));
+  for (const FakeClient* next : {&urgent, &middle, &late}) {
+    EXPECT_EQ(next->status, 0);
+    Connection& connection = Only();
+    Connected(connection);
+    Data(connection, Answer(R"({"choices":[{"text":"a"}]})"));
+    EXPECT_EQ(next->status, 200);
+  }
+  for (Flow* flow : {&one, &two, &three, &four}) flow->Detach();
+  Loop();
+  ExpectIdle();
+}
+
+TEST_F(FlowTest, ThePriorityOfABodyDoesNotCountWithoutABound) {
+  Use(kTwo);
+  FakeClient client;
+  Flow& flow = Send(client, /*stream=*/true, /*tokens=*/300, R"(,"priority":-9)");
+  EXPECT_EQ(state_.Request(flow.id())->facts.priority, 0);
+  flow.Detach();
+  Loop();
+  ExpectIdle();
+}
+
 TEST_F(FlowTest, ARequestNamesTheRankOfItsEngine) {
   Use("engine http://127.0.0.1:1 dp_ranks=2;");
   std::vector<std::string> ranks;

@@ -120,7 +120,8 @@ class FlowTest : public testing::Test {
     transport_.now_ = end;
   }
 
-  Flow& Send(FakeClient& client, bool stream, int tokens = 300) {
+  // `more`: further members of the body, each after a comma.
+  Flow& Send(FakeClient& client, bool stream, int tokens = 300, std::string_view more = "") {
     std::string ids;
     for (int i = 0; i < tokens; ++i)
       fmt::format_to(std::back_inserter(ids), "{}{}", i == 0 ? "" : ",", ++next_);
@@ -130,7 +131,7 @@ class FlowTest : public testing::Test {
                 .path = "/v1/completions",
                 .headers = headers_,
                 .body = std::make_shared<const std::string>(fmt::format(
-                    R"({{"model":"m","prompt":[{}],"max_tokens":5,"stream":{}}})", ids, stream))});
+                    R"({{"model":"m","prompt":[{}],"max_tokens":5,"stream":{}{}}})", ids, stream, more))});
     Loop();
     return flow;
   }

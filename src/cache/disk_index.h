@@ -59,8 +59,8 @@ class DiskIndex {
   DiskBlock* Next(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens) const;
 
   /// Adds a block of `tokens` [kKvBlockTokens] after `parent` (null: the first of namespace `name`), where
-  /// there is none. `parent` must be the end of the chain that was touched last, or no chain was touched yet.
-  /// The block is being written to `place`, which must not be free.
+  /// there is none. `parent` must belong to the chain that was touched last or have been added since, unless
+  /// no chain was touched yet. The block is being written to `place`, which must not be free.
   DiskBlock& Add(const DiskBlock* parent, std::string_view name, std::span<const int32_t> tokens,
                  SlotPlace place, uint64_t id);
   void SetStored(DiskBlock& block, std::vector<uint64_t> layer_sums, std::vector<std::byte> summaries);

@@ -23,9 +23,7 @@ DiskBlock* DiskIndex::Next(const DiskBlock* parent, std::string_view name,
 
 std::vector<DiskBlock*> DiskIndex::Find(std::string_view name, std::span<const int32_t> tokens) const {
   std::vector<DiskBlock*> chain;
-  index_.Walk(name, tokens, [&](std::span<const int32_t> nodes) {
-    for (const int32_t node : nodes) chain.push_back(index_.payload(node));
-  });
+  index_.Walk(name, tokens, [&](int32_t node) { chain.push_back(index_.payload(node)); });
   return chain;
 }
 

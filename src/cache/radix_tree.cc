@@ -26,9 +26,9 @@ RadixTree::~RadixTree() {
 
 PrefixMatch RadixTree::Find(std::string_view name, std::span<const int32_t> tokens) const {
   PrefixMatch match;
-  const auto walked = index_.Walk(name, tokens, [&](std::span<const int32_t> ids) {
-    match.blocks.reserve(tokens.size() / kKvBlockTokens);  // once: nothing moves
-    for (const int32_t id : ids) match.blocks.push_back(index_.payload(id));
+  const auto walked = index_.Walk(name, tokens, [&](int32_t id) {
+    if (match.blocks.empty()) match.blocks.reserve(tokens.size() / kKvBlockTokens);  // once: nothing moves
+    match.blocks.push_back(index_.payload(id));
   });
   if (walked.node == nullptr) return match;
   FindTail(*walked.node, walked.offset, tokens.subspan(match.blocks.size() * kKvBlockTokens), &match);
@@ -37,7 +37,7 @@ PrefixMatch RadixTree::Find(std::string_view name, std::span<const int32_t> toke
 
 int64_t RadixTree::CountCached(std::string_view name, std::span<const int32_t> tokens) const {
   int64_t blocks = 0;
-  index_.Walk(name, tokens, [&](std::span<const int32_t> ids) { blocks += std::ssize(ids); });
+  index_.Walk(name, tokens, [&](int32_t /*id*/) { ++blocks; });
   return blocks * kKvBlockTokens;
 }
 

@@ -133,21 +133,18 @@ std::vector<SlotRef> WarmTier::Find(std::string_view name, std::span<const int32
   int count = 0;
   bool whole = true;
   const size_t wanted = std::min(tokens.size() / kKvBlockTokens, static_cast<size_t>(first + max));
-  index_.Walk(name, tensor::KvTokensOf(tokens, wanted), [&](std::span<const int32_t> ids) {
-    for (const int32_t id : ids) {
-      const SlotRef& slot = index_.payload(id);
-      if (count++ < first) continue;
-      whole = whole && slot != nullptr;
-      if (whole) found.push_back(slot);
-    }
+  index_.Walk(name, tensor::KvTokensOf(tokens, wanted), [&](int32_t id) {
+    const SlotRef& slot = index_.payload(id);
+    if (count++ < first) return;
+    whole = whole && slot != nullptr;
+    if (whole) found.push_back(slot);
   });
   return found;
 }
 
 void WarmTier::Touch(std::string_view name, std::span<const int32_t> tokens, int count) {
   std::vector<int32_t> chain;
-  index_.Walk(name, tensor::KvTokensOf(tokens, count),
-              [&](std::span<const int32_t> ids) { chain.insert(chain.end(), ids.begin(), ids.end()); });
+  index_.Walk(name, tensor::KvTokensOf(tokens, count), [&](int32_t id) { chain.push_back(id); });
   for (; !chain.empty(); chain.pop_back()) {
     if (index_.listed(chain.back())) index_.MoveToNewest(chain.back());
   }

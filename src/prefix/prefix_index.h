@@ -165,8 +165,8 @@ class PrefixIndex {
   Node* AnyRoot() const { return roots_.empty() ? nullptr : roots_.begin()->second.get(); }
   const std::map<std::string, std::unique_ptr<Node>, std::less<>>& roots() const { return roots_; }
 
-  /// Finds the longest known prefix of `tokens`, in whole blocks. Calls `visit(ids)` for each of its nodes,
-  /// in order, with the ids of the node's blocks that belong to it.
+  /// Finds the longest known prefix of `tokens`, in whole blocks. Calls `visit(id)` for each of its blocks,
+  /// in order.
   template <typename Visit>
   Walked Walk(std::string_view name, std::span<const int32_t> tokens, const Visit& visit) const {
     Walked walked = {.node = FindRoot(name)};
@@ -177,8 +177,7 @@ class PrefixIndex {
       if (child == nullptr) break;
       walked.node = child;
       const std::span<const int32_t> ids(child->blocks);
-      walked.offset = CountEqual(ids.first(std::min(ids.size(), whole - done)), tokens, done);
-      visit(ids.first(walked.offset));
+      walked.offset = VisitEqual(ids.first(std::min(ids.size(), whole - done)), tokens, done, visit);
       done += walked.offset;
       if (walked.offset < ids.size()) break;
     }
@@ -406,12 +405,16 @@ class PrefixIndex {
   bool Equal(std::span<const int32_t> a, std::span<const int32_t> b) const {
     return std::memcmp(a.data(), b.data(), static_cast<size_t>(block_tokens()) * sizeof(int32_t)) == 0;
   }
-  // Number of leading `ids` whose tokens are those of blocks `first`, `first` + 1, ... of `tokens`.
-  size_t CountEqual(std::span<const int32_t> ids, std::span<const int32_t> tokens, size_t first) const {
+  // Visits the leading `ids` whose tokens are those of blocks `first`, `first` + 1, ... of `tokens`, and
+  // returns their number. A visit right after the comparison overlaps with reads of the next tokens.
+  template <typename Visit>
+  size_t VisitEqual(std::span<const int32_t> ids, std::span<const int32_t> tokens, size_t first,
+                    const Visit& visit) const {
     size_t count = 0;
     for (; count < ids.size(); ++count) {
       if (count + kAhead < ids.size()) Prefetch(ids[count + kAhead]);
       if (!Equal(this->tokens(ids[count]), BlockOf(tokens, first + count))) break;
+      visit(ids[count]);
     }
     return count;
   }

@@ -39,8 +39,7 @@ class PrefixIndexTest : public testing::TestWithParam<int> {
   }
   std::vector<int32_t> Find(const std::string& name, const std::string& path) const {
     std::vector<int32_t> ids;
-    index_.Walk(name, Tokens(path, size()),
-                [&](std::span<const int32_t> some) { ids.insert(ids.end(), some.begin(), some.end()); });
+    index_.Walk(name, Tokens(path, size()), [&](int32_t id) { ids.push_back(id); });
     return ids;
   }
   int Count(const std::string& name, const std::string& path) const {

@@ -12,7 +12,7 @@ namespace moesaic::kernels {
 inline constexpr int kGptqBlockColumns = 128, kGptqBlockRows = 64;
 
 /// H in quantization order, reversed, damped and padded with a unit diagonal, so that its Cholesky factor is
-/// R reversed (quantizer/factor.h).
+/// R reversed (quantizer/gptq/factor.h).
 struct DeviceOrder {
   const float* sums = nullptr;  // [K][K], of which elements j <= i < k are read
   const int* order = nullptr;   // [k]

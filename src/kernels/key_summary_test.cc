@@ -18,8 +18,6 @@ namespace {
 
 using tensor::DType;
 
-constexpr int kSummaryKeys = TestKeys::kKeys;
-
 struct SummaryShape {
   int key_dim, key_split;
 };
@@ -31,10 +29,10 @@ constexpr SummaryShape kSummaryShapes[] = {{8, 8},   {24, 24}, {40, 32},   {64, 
 struct Keys : TestKeys {
   Keys(std::mt19937* rng, DType dtype, const SummaryShape& shape)
       : TestKeys(dtype, shape.key_dim, shape.key_split) {
-    const std::vector<float> values = RandomValues(rng, size_t(kSummaryKeys) * key_dim, 1);
-    scales = RandomValues(rng, 2 * kSummaryKeys, 0.1F);
+    const std::vector<float> values = RandomValues(rng, size_t(kBlockKeys) * key_dim, 1);
+    scales = RandomValues(rng, 2 * kBlockKeys, 0.1F);
     for (float& scale : scales) scale = std::abs(scale) + 1e-3F;
-    for (int j = 0; j < kSummaryKeys; ++j) {
+    for (int j = 0; j < kBlockKeys; ++j) {
       for (int d = 0; d < key_dim; ++d) {
         const float x = values[size_t(j) * key_dim + d] * (d % 7 == 3 ? 20.0F : 1.0F) + (d % 5 == 1 ? 9 : 0);
         Put(j, d, dtype == DType::kI8 ? x * 4 : x);
@@ -81,7 +79,7 @@ TEST_P(KeySummaryTest, BoundsEveryKey) {
       const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);
       const View view(summary, shape);
       double widest[2] = {0, 0};
-      for (int j = 0; j < kSummaryKeys; ++j) {
+      for (int j = 0; j < kBlockKeys; ++j) {
         double squares[2] = {0, 0};
         for (int d = 0; d < shape.key_dim; ++d) {
           const double off = std::abs(keys.At(j, d) - view.center(d));
@@ -99,7 +97,7 @@ TEST_P(KeySummaryTest, BoundsEveryKey) {
         EXPECT_NEAR(view.header().ball[part], widest[part], widest[part] * 1e-3);
       for (int d = 0; d < shape.key_dim; ++d) {
         double low = keys.At(0, d), high = low;
-        for (int j = 1; j < kSummaryKeys; ++j)
+        for (int j = 1; j < kBlockKeys; ++j)
           low = std::min(low, keys.At(j, d)), high = std::max(high, keys.At(j, d));
         const KeySummaryHeader& header = view.header();
         EXPECT_LE(view.radius(d), (high - low) / 2 + 0.51 * header.center_scale[view.part(d)] +
@@ -144,7 +142,7 @@ TEST_P(KeySummaryTest, SupportsZeroAndTinyKeys) {
   for (const float size : {0.0F, 1e-42F, 1e-31F}) {
     const SummaryShape shape = {24, 24};
     Keys keys(&rng, DType::kF32, shape);
-    for (int j = 0; j < kSummaryKeys; ++j) {
+    for (int j = 0; j < kBlockKeys; ++j) {
       for (int d = 0; d < 24; ++d) keys.Put(j, d, j % 2 ? size : -size);
     }
     const std::vector<std::byte> summary = keys.Summarize(kernels_.key_summary);

@@ -1,5 +1,5 @@
 // Compares every instruction set's rounding with ref/ bit for bit over odd sizes, and ref/ with sorted lists
-// of the numbers. quantizer/gptq_test.cc tests blocks of columns.
+// of the numbers. quantizer/gptq/gptq_test.cc tests blocks of columns.
 #include "kernels/rounding.h"
 
 #include <gtest/gtest.h>

@@ -20,8 +20,6 @@ namespace {
 
 using tensor::DType;
 
-constexpr int kSketchKeys = TestKeys::kKeys;
-
 struct SketchShape {
   int key_dim, key_split;
 };
@@ -34,10 +32,10 @@ struct Block : TestKeys {
   Block(std::mt19937* rng, const SketchShape& shape, DType dtype, float far = 3)
       : TestKeys(dtype, shape.key_dim, shape.key_split) {
     const std::vector<float> center = RandomValues(rng, key_dim, far);
-    keys = RandomValues(rng, size_t(kSketchKeys) * key_dim, 1);
-    scales = RandomValues(rng, size_t(2) * kSketchKeys, 0.1F);
+    keys = RandomValues(rng, size_t(kBlockKeys) * key_dim, 1);
+    scales = RandomValues(rng, size_t(2) * kBlockKeys, 0.1F);
     for (float& scale : scales) scale = std::abs(scale) + 0.02F;
-    for (int j = 0; j < kSketchKeys; ++j) {
+    for (int j = 0; j < kBlockKeys; ++j) {
       for (int d = 0; d < key_dim; ++d) {
         float& x = keys[size_t(j) * key_dim + d];
         x += center[d];
@@ -91,7 +89,7 @@ TEST(SketchTest, EstimatesAreUnbiasedWithinBound) {
         const Queries queries(&rng, shape, 4, 1);
         const auto* header = reinterpret_cast<const KeySummaryHeader*>(block.summary.data());
         const auto* centers = reinterpret_cast<const int8_t*>(header + 1);
-        for (int j = 0; j < kSketchKeys; ++j) {
+        for (int j = 0; j < kBlockKeys; ++j) {
           for (int r = 0; r < 4; ++r) {
             double product = 0, q2[2] = {}, x2[2] = {};
             for (int d = 0; d < shape.key_dim; ++d) {
@@ -117,7 +115,7 @@ TEST(SketchTest, EstimatesAreUnbiasedWithinBound) {
             for (int part = 0; part < (shape.key_split < shape.key_dim ? 2 : 1); ++part) {
               const int dim = part == 0 ? shape.key_split : shape.key_dim - shape.key_split;
               estimate += double{queries.scales[2 * r + part]} * signs[part] * header->sketch[part] *
-                          factors[part * kSketchKeys + j];
+                          factors[part * kBlockKeys + j];
               allowed += q2[part] * x2[part] * (dim <= 64 ? 0.14 : 0.57) / dim;
             }
             errors += (estimate - product) * (estimate - product);
@@ -136,7 +134,7 @@ TEST(SketchTest, SupportsEqualAndZeroKeys) {
   std::mt19937 rng(2);
   for (const float value : {0.0F, 1e-42F, 3.0F, 1e16F}) {
     Block block(&rng, {40, 32}, DType::kF32);
-    for (int j = 0; j < kSketchKeys; ++j) {
+    for (int j = 0; j < kBlockKeys; ++j) {
       for (int d = 0; d < 40; ++d) block.Put(j, d, value);
     }
     block.Make();

@@ -10,16 +10,14 @@ namespace moesaic::kernels {
 
 /// 64 keys of key_dim dimensions; those from key_split on have their own scales (int8).
 struct TestKeys {
-  static constexpr int kKeys = kBlockKeys;
-
   TestKeys(tensor::DType dtype, int key_dim, int key_split)
       : dtype(dtype),
         key_dim(key_dim),
         key_split(key_split),
         stride(tensor::BytesOf(dtype, key_dim) + 32),
-        bytes(kKeys * stride, std::byte{0}) {}
+        bytes(kBlockKeys * stride, std::byte{0}) {}
 
-  float scale(int key, int d) const { return scales[(d < key_split ? 0 : kKeys) + key]; }
+  float scale(int key, int d) const { return scales[(d < key_split ? 0 : kBlockKeys) + key]; }
   /// Stores the value for f32 and bf16, the code for int8.
   void Put(int key, int d, float x) {
     std::byte* to = bytes.data() + key * stride;
@@ -40,7 +38,7 @@ struct TestKeys {
             .key_dim = key_dim,
             .key_split = key_split,
             .key_scales = scales.data(),
-            .rest_scales = scales.data() + kKeys,
+            .rest_scales = scales.data() + kBlockKeys,
             .summary = summary};
   }
 
@@ -48,7 +46,7 @@ struct TestKeys {
   int key_dim, key_split;
   int64_t stride;
   std::vector<std::byte> bytes;
-  std::vector<float> scales;  // int8: [2][kKeys]
+  std::vector<float> scales;  // int8: [2][kBlockKeys]
 };
 
 }  // namespace moesaic::kernels

@@ -11,7 +11,7 @@ constexpr int kBlockRows = 64;
 constexpr int kThreads = 256;
 
 /// One thread per element of `matrix`: H in quantization order, reversed, damped and padded with a unit
-/// diagonal, so that its Cholesky factor is R reversed (quantizer/factor.h).
+/// diagonal, so that its Cholesky factor is R reversed (quantizer/gptq/factor.h).
 struct OrderMatrixArgs {
   const float* sums;  // [k_padded][k_padded], of which elements j <= i < k are read
   const int* order;   // [k]

@@ -2,8 +2,8 @@
 
 Arguments are NumPy arrays or PyTorch tensors; results are of the same kind. All layers and models record gradients of
 their inputs, and of parameters where the state dict has tensors that require them (`dict(module.named_parameters())`).
-Their hidden values are not kept: the backward pass computes them
-again. Masks have no gradients: one that requires them raises ValueError.
+Their hidden values are not kept: the backward pass computes them again. Only Se3Transformer keeps the inputs of its
+layers and the harmonics of edges. Masks have no gradients: one that requires them raises ValueError.
 
 Tensors of the state dict may change in place, as an optimizer does; the layer follows. It compares PyTorch's version
 counters, which do not count writes through `.data` or a NumPy view, and which tensors made under
@@ -533,8 +533,9 @@ class Se3Linear(_FiberLayer):
 
     def __init__(self, state: Mapping[str, Any], fiber_in: Mapping[int, int], fiber_out: Mapping[int, int]) -> None:
         """Pack the weights of a state dict."""
-        self._fiber_out = fiber = dict(sorted(fiber_out.items()))
-        super().__init__(state, lambda weights: _core.Se3Linear.load(weights, dict(fiber_in), fiber))
+        fibers = dict(fiber_in), dict(sorted(fiber_out.items()))
+        self._fiber_out = fibers[1]
+        super().__init__(state, lambda weights: _core.Se3Linear.load(weights, *fibers))
 
 
 class Se3Norm(_FiberLayer):
@@ -551,10 +552,20 @@ class Se3Norm(_FiberLayer):
 
 
 class _Se3EdgeLayer(_Differentiable):
-    """A layer on features by degree of nodes, and on edges. Subclasses set its output's channels, as _FiberLayer."""
+    """A layer on features by degree of nodes, and on edges."""
 
-    _fiber_out: dict[int, int]
-    _max_degree: int
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        load: Callable[..., Any],
+        fiber_in: Mapping[int, int],
+        fiber_out: Mapping[int, int],
+        *options: int,
+    ) -> None:
+        fibers = dict(fiber_in), dict(sorted(fiber_out.items()))
+        self._fiber_out = fibers[1]
+        self._max_degree = max([0, *fiber_in, *fiber_out])
+        super().__init__(state, lambda weights: load(weights, *fibers, *options))
 
     def __call__(self, graph: Graph, xyz: Any, features: Mapping[int, Any], edge: Any | None = None) -> dict[int, Any]:
         """Return features by degree [n, channels, 2 d + 1] for positions xyz [n, 3]; edge is [E, edge_inputs]."""
@@ -613,9 +624,7 @@ class Se3Conv(_Se3EdgeLayer):
         edge_inputs: int = 0,
     ) -> None:
         """Pack the weights of a state dict."""
-        self._fiber_out = fiber = dict(sorted(fiber_out.items()))
-        self._max_degree = max([0, *fiber_in, *fiber_out])
-        super().__init__(state, lambda weights: _core.Se3Conv.load(weights, dict(fiber_in), fiber, edge_inputs))
+        super().__init__(state, _core.Se3Conv.load, fiber_in, fiber_out, edge_inputs)
 
 
 class Se3AttentionBlock(_Se3EdgeLayer):
@@ -634,14 +643,7 @@ class Se3AttentionBlock(_Se3EdgeLayer):
         channels_div: int = 2,
     ) -> None:
         """Pack the weights of a state dict."""
-        self._fiber_out = fiber = dict(sorted(fiber_out.items()))
-        self._max_degree = max([*fiber_in, *fiber_out])
-        super().__init__(
-            state,
-            lambda weights: _core.Se3AttentionBlock.load(
-                weights, dict(fiber_in), fiber, edge_inputs, heads, channels_div
-            ),
-        )
+        super().__init__(state, _core.Se3AttentionBlock.load, fiber_in, fiber_out, edge_inputs, heads, channels_div)
 
 
 def _initial_conv(

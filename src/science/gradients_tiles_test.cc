@@ -12,7 +12,7 @@
 #include "science/protein/protein_mpnn.h"
 #include "science/se3/se3_layers.h"
 #include "science/structure_module.h"
-#include "science/test_goldens.h"
+#include "science/test_gradients.h"
 
 namespace moesaic::science {
 namespace {
@@ -46,13 +46,12 @@ class GradientTilesTest : public testing::Test {
   NamedArrays GradientsOf(const TileCase& c, const WeightMap& weights, const std::vector<float>& seed,
                           int threads) {
     const auto workspace = graph::MakeWorkspace(graph::GraphIsas().back(), threads);
-    NamedArrays grads, parameters;
-    GradientMap map;
+    NamedArrays grads;
+    ZeroGradients parameters(weights);
     for (const auto& [key, values] : c.inputs) grads[key].resize(values.size());
-    for (const auto& [key, tensor] : weights) parameters[key].resize(tensor.values.size());
-    for (auto& [key, values] : parameters) map[key] = values;
-    EXPECT_TRUE(c.backward(workspace->context(), weights, c.inputs, seed, grads, map).ok()) << c.name;
-    grads.merge(parameters);
+    EXPECT_TRUE(c.backward(workspace->context(), weights, c.inputs, seed, grads, parameters.map).ok())
+        << c.name;
+    grads.merge(parameters.values);
     return grads;
   }
 

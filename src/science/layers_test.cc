@@ -410,12 +410,7 @@ TEST_P(LayersTest, EvoformerBlockRunsOnOneResidueAndOnNone) {
   const auto block = *EvoformerBlock::Load(WeightScope(weights), 2, 2);
   const std::vector<float> m = goldens.Floats("m"), z = goldens.Floats("z");
   const int64_t residues = goldens.Shape("m")[1], c_m = goldens.Shape("m")[2], c_z = goldens.Shape("z")[2];
-  std::vector<float> padded_m, padded_z;  // two sequences and two residues
-  for (int64_t row = 0; row < 2; ++row) {
-    const auto m_row = m.begin() + row * residues * c_m, z_row = z.begin() + row * residues * c_z;
-    padded_m.insert(padded_m.end(), m_row, m_row + 2 * c_m);
-    padded_z.insert(padded_z.end(), z_row, z_row + 2 * c_z);
-  }
+  std::vector<float> padded_m = FirstTwo(m, residues, c_m), padded_z = FirstTwo(z, residues, c_z);
   std::vector<float> one_m(m.begin(), m.begin() + c_m), one_z(z.begin(), z.begin() + c_z);
   const float mask[] = {1, 0, 0, 0};
   ASSERT_TRUE(block.Run(ctx_, 2, 2, mask, mask, padded_m.data(), padded_z.data()).ok());
@@ -515,11 +510,7 @@ TEST_P(IpaTest, RunsOnOneResidueAndOnNone) {
                            translation = goldens_.Floats("ipa.translation");
   const int64_t c_s = goldens_.Shape("ipa.s")[1], residues = goldens_.Shape("z")[1],
                 c_z = goldens_.Shape("z")[2];
-  std::vector<float> pair;
-  for (int64_t row = 0; row < 2; ++row) {
-    const auto z_row = z.begin() + row * residues * c_z;
-    pair.insert(pair.end(), z_row, z_row + 2 * c_z);
-  }
+  const std::vector<float> pair = FirstTwo(z, residues, c_z);
   const WeightMap weights = goldens_.Weights("ipa.weights.");
   const auto layer = *InvariantPointAttention::Load(
       WeightScope(weights), {.heads = 3, .dim = 5, .query_points = 4, .value_points = 6});

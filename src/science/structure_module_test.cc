@@ -82,11 +82,7 @@ TEST_P(StructureTest, DoesNotDependOnThreads) {
 // One residue attends to itself alone, as does the first of two of which the second is padding.
 TEST_P(StructureTest, RunsOnOneResidueAndOnNone) {
   const StructureModule module = Load();
-  std::vector<float> pair;
-  for (int64_t row = 0; row < 2; ++row) {
-    const auto begin = pair_.begin() + row * n_ * module.c_z();
-    pair.insert(pair.end(), begin, begin + 2 * module.c_z());
-  }
+  const std::vector<float> pair = FirstTwo(pair_, n_, module.c_z());
   const float mask[] = {1, 0};
   std::vector<float> frames[2], angles[2], positions[2];
   for (const int64_t n : {1, 2}) {

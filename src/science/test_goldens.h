@@ -55,6 +55,13 @@ inline void ExpectClose(const std::vector<float>& got, const std::vector<float>&
   EXPECT_LE(worst, tolerance * largest) << what << "[" << at << "] is " << got[at] << ", not " << want[at];
 }
 
+/// Returns the first two elements of the first two rows of x [rows, columns, width].
+inline std::vector<float> FirstTwo(const std::vector<float>& x, int64_t columns, int64_t width) {
+  std::vector<float> out(x.begin(), x.begin() + 2 * width);
+  out.insert(out.end(), x.begin() + columns * width, x.begin() + (columns + 2) * width);
+  return out;
+}
+
 /// A random rotation, row-major.
 inline std::array<float, 9> RandomRotation(std::mt19937* rng) {
   std::normal_distribution<double> normal;

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "science/se3/se3_layers.h"
-#include "science/test_goldens.h"
+#include "science/test_gradients.h"
 
 namespace moesaic::science {
 namespace {
@@ -128,13 +128,11 @@ class Se3GradientsTest : public testing::TestWithParam<runtime::Isa> {
   NamedValues GradientsOf(const Se3Function& f, const WeightMap& weights, const NamedValues& inputs,
                           const FiberFeatures& seed, int threads) const {
     const auto workspace = graph::MakeWorkspace(GetParam(), threads);
-    NamedValues grads, parameters;
-    GradientMap map;
+    NamedValues grads;
+    ZeroGradients parameters(weights);
     for (const auto& [key, values] : inputs) grads[key].resize(values.size());
-    for (const auto& [key, tensor] : weights) parameters[key].resize(tensor.values.size());
-    for (auto& [key, values] : parameters) map[key] = values;
-    EXPECT_TRUE(f.backward(workspace->context(), weights, inputs, seed, grads, map).ok());
-    grads.merge(parameters);
+    EXPECT_TRUE(f.backward(workspace->context(), weights, inputs, seed, grads, parameters.map).ok());
+    grads.merge(parameters.values);
     return grads;
   }
 
@@ -265,16 +263,14 @@ TEST_P(Se3GradientsTest, NormOfManyRowsDoesNotDependOnThreadsOrNames) {
       const auto workspace = graph::MakeWorkspace(GetParam(), threads);
       results.push_back(*layer.Run(workspace->context(), kRows, x));
       HiddenGradients hidden(x);
-      NamedValues parameters;
-      GradientMap map;
-      for (const auto& [key, tensor] : *weights) parameters[key].resize(tensor.values.size());
-      for (auto& [key, values] : parameters) map[key] = values;
+      const ZeroGradients parameters(*weights);
       ASSERT_TRUE(
-          layer.Backward(workspace->context(), kRows, x, seed, hidden.pointers, GradientScope(map)).ok());
+          layer.Backward(workspace->context(), kRows, x, seed, hidden.pointers, GradientScope(parameters.map))
+              .ok());
       gradients.push_back(hidden.values);
       sums.emplace_back();
       for (const char* part : {"weight", "bias"}) {
-        for (const auto& [key, values] : parameters) {
+        for (const auto& [key, values] : parameters.values) {
           if (key.ends_with(part)) sums.back().insert(sums.back().end(), values.begin(), values.end());
         }
       }

@@ -153,7 +153,10 @@ INSTANTIATE_TEST_SUITE_P(All, ReplicatedGoldenTest,
                                          Case{"deepseek-v3-mtp", {.data = 2, .expert = 2}},
                                          Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2, .expert = 4}},
                                          Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2, .expert = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.data = 3, .expert = 3}}),
+                                         Case{"qwen3-moe-norm-tied", {.data = 3, .expert = 3}},
+                                         Case{"kimi-k2", {.data = 4, .expert = 4}},
+                                         Case{"pangu-ultra-moe-v11", {.tensor = 2, .data = 2, .expert = 4}},
+                                         Case{"llama3-rope-bias", {.tensor = 2, .data = 2}}),
                          NameOf);
 
 }  // namespace

@@ -30,26 +30,26 @@ class Recorder : public KvObserver {
  public:
   void Stored(std::span<const uint64_t> hashes, std::optional<uint64_t> parent,
               std::span<const int32_t> tokens, std::string_view) override {
-    std::string told = parent ? std::string(1, names_.at(*parent)) + "+" : "+";
+    std::string event = parent ? std::string(1, names_.at(*parent)) + "+" : "+";
     for (size_t i = 0; i < hashes.size(); ++i) {
       names_[hashes[i]] = static_cast<char>(tokens[i * kKvBlockTokens]);
-      told += names_[hashes[i]];
+      event += names_[hashes[i]];
     }
-    told_ += told + " ";
+    events_ += event + " ";
   }
   void Removed(std::span<const uint64_t> hashes) override {
-    told_ += "-";
-    for (const uint64_t hash : hashes) told_ += names_.at(hash);
-    told_ += " ";
+    events_ += "-";
+    for (const uint64_t hash : hashes) events_ += names_.at(hash);
+    events_ += " ";
   }
   std::string Take() {
-    if (!told_.empty()) told_.pop_back();
-    return std::exchange(told_, "");
+    if (!events_.empty()) events_.pop_back();
+    return std::exchange(events_, "");
   }
 
  private:
   std::map<uint64_t, char> names_;
-  std::string told_;
+  std::string events_;
 };
 
 class RadixTreeTest : public testing::Test {

@@ -40,7 +40,7 @@ TEST_F(DiskTest, ARestartedEngineFindsStoredPrefixes) {
   const Request first = Greedy(RandomPrompt(1000, 1), 40);
   {
     auto engine = Make(Options(64));
-    EXPECT_EQ(Ask(*engine, first), 0);
+    EXPECT_EQ(RunOne(*engine, first), 0);
     EXPECT_TRUE(engine->saving());
     engine->SaveCache();
     EXPECT_FALSE(engine->saving());
@@ -48,7 +48,7 @@ TEST_F(DiskTest, ARestartedEngineFindsStoredPrefixes) {
   }
   auto engine = Make(Options(64));
   const int64_t computed = model_.computed;
-  EXPECT_EQ(Ask(*engine, first), 960);
+  EXPECT_EQ(RunOne(*engine, first), 960);
   EXPECT_EQ(model_.computed - computed, 1000 - 960 + 40 - 1);
   const EngineStats stats = engine->stats();
   EXPECT_EQ(stats.cache_hits, 960);
@@ -56,7 +56,7 @@ TEST_F(DiskTest, ARestartedEngineFindsStoredPrefixes) {
   EXPECT_EQ(stats.disk.loaded_blocks, 15);
   EXPECT_EQ(stats.disk.lost_blocks, 0);
   // The next turn continues the first one.
-  EXPECT_EQ(Ask(*engine, Greedy(Joined(Joined(first.prompt, Alone(first)), RandomPrompt(100, 2)))), 1024);
+  EXPECT_EQ(RunOne(*engine, Greedy(Joined(Joined(first.prompt, Alone(first)), RandomPrompt(100, 2)))), 1024);
   EXPECT_EQ(engine->stats().disk.loads, 1) << "all blocks are in memory";
 }
 
@@ -64,19 +64,19 @@ TEST_F(DiskTest, SaveCacheCanBeCancelled) {
   const Request request = Greedy(RandomPrompt(1000, 1));
   {
     auto engine = Make(Options(64));
-    Ask(*engine, request);
+    RunOne(*engine, request);
     int asked = 0;
     engine->SaveCache([&] { return ++asked > 0; });
     EXPECT_GT(asked, 0);
   }
-  EXPECT_EQ(Ask(*Make(Options(64)), request), 960) << "pending blocks are written nevertheless";
+  EXPECT_EQ(RunOne(*Make(Options(64)), request), 960) << "pending blocks are written nevertheless";
 }
 
 TEST_F(DiskTest, EvictedBlocksAreLoaded) {
   auto engine = Make(Options(24));
   for (int round = 0; round < 3; ++round) {
     for (uint32_t i = 0; i < 6; ++i) {
-      EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, i))), round == 0 ? 0 : 640) << i;
+      EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, i))), round == 0 ? 0 : 640) << i;
       engine->SaveCache();
     }
   }
@@ -88,7 +88,7 @@ TEST_F(DiskTest, EvictedBlocksAreLoaded) {
 TEST_F(DiskTest, OtherRequestsRunDuringALoad) {
   {
     auto engine = Make(Options(64));
-    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    RunOne(*engine, Greedy(RandomPrompt(1000, 1)));
     engine->SaveCache();
   }
   auto engine = Make(Options(64));
@@ -116,7 +116,7 @@ TEST_F(DiskTest, OtherRequestsRunDuringALoad) {
 TEST_F(DiskTest, ScoredPromptsDoNotWaitForALoad) {
   {
     auto engine = Make(Options(64));
-    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    RunOne(*engine, Greedy(RandomPrompt(1000, 1)));
     engine->SaveCache();
   }
   auto engine = Make(Options(64));
@@ -138,7 +138,7 @@ TEST_F(DiskTest, ScoredPromptsDoNotWaitForALoad) {
 TEST_F(DiskTest, DueRequestsDoNotLoad) {
   {
     auto engine = Make(Options(64));
-    Ask(*engine, Greedy(RandomPrompt(300, 1)));
+    RunOne(*engine, Greedy(RandomPrompt(300, 1)));
     engine->SaveCache();
   }
   EngineOptions options = Options(64);
@@ -158,7 +158,7 @@ TEST_F(DiskTest, DueRequestsDoNotLoad) {
 TEST_F(DiskTest, LoadingRequestsAtTheOvertakeLimitAreNotOvertaken) {
   {
     auto engine = Make(Options(64));
-    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    RunOne(*engine, Greedy(RandomPrompt(1000, 1)));
     engine->SaveCache();
   }
   EngineOptions options = Options(64);
@@ -184,7 +184,7 @@ TEST_F(DiskTest, LoadingRequestsAtTheOvertakeLimitAreNotOvertaken) {
 TEST_F(DiskTest, CancelDuringALoadFreesBlocks) {
   {
     auto engine = Make(Options(64));
-    Ask(*engine, Greedy(RandomPrompt(1000, 1)));
+    RunOne(*engine, Greedy(RandomPrompt(1000, 1)));
     engine->SaveCache();
   }
   auto engine = Make(Options(64));
@@ -197,7 +197,7 @@ TEST_F(DiskTest, CancelDuringALoadFreesBlocks) {
     EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
     EXPECT_EQ(Drain(*engine)[id].finish, FinishReason::kCancelled);
   }
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(1000, 1))), 960);
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(1000, 1))), 960);
 }
 
 // No request runs, the prompt needs the whole pool, and the tree has a block that shares a part of the next
@@ -207,29 +207,29 @@ TEST_F(DiskTest, LoadsAPromptOfThePoolSizeAfterABranchWasCached) {
   auto engine = Make(Options(24));
   const std::vector<int32_t> shared = RandomPrompt(kShared, 1);
   const Request first = Greedy(Joined(shared, RandomPrompt(kPrompt - kShared, 2)));
-  Ask(*engine, first);
+  RunOne(*engine, first);
   engine->SaveCache();
-  EXPECT_EQ(Ask(*engine, Greedy(Joined(shared, RandomPrompt(kPrompt - kShared, 3)))), 640);
-  EXPECT_EQ(Ask(*engine, first), 23 * 64);
+  EXPECT_EQ(RunOne(*engine, Greedy(Joined(shared, RandomPrompt(kPrompt - kShared, 3)))), 640);
+  EXPECT_EQ(RunOne(*engine, first), 23 * 64);
   EXPECT_EQ(engine->stats().disk.loads, 1);
 }
 
 TEST_F(DiskTest, NamespacesShareNoBlocks) {
   {
     auto engine = Make(Options(64));
-    Ask(*engine, Greedy(RandomPrompt(500, 1), 4, "tenant"));
+    RunOne(*engine, Greedy(RandomPrompt(500, 1), 4, "tenant"));
     engine->SaveCache();
   }
   auto engine = Make(Options(64));
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1), 4, "other")), 0);
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1))), 0);
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1), 4, "tenant")), 448);
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(500, 1), 4, "other")), 0);
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(500, 1))), 0);
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(500, 1), 4, "tenant")), 448);
 }
 
 TEST_F(DiskTest, AnotherModelsBlocksAreRefused) {
   {
     auto engine = Make(Options(64));
-    Ask(*engine, Greedy(RandomPrompt(500, 1)));
+    RunOne(*engine, Greedy(RandomPrompt(500, 1)));
     engine->SaveCache();
   }
   EngineOptions options = Options(64);
@@ -237,11 +237,11 @@ TEST_F(DiskTest, AnotherModelsBlocksAreRefused) {
   {
     auto engine = Make(options);
     EXPECT_EQ(engine->stats().disk.refused_files, 1);
-    EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1))), 0);
+    EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(500, 1))), 0);
   }
   options = Options(64);
   options.kv_dtype = "f32";  // the value of "auto" here
-  EXPECT_EQ(Ask(*Make(options), Greedy(RandomPrompt(500, 1))), 448);
+  EXPECT_EQ(RunOne(*Make(options), Greedy(RandomPrompt(500, 1))), 448);
 }
 
 TEST_F(DiskTest, BlocksWithOtherKeySummariesAreRefused) {
@@ -254,27 +254,27 @@ TEST_F(DiskTest, BlocksWithOtherKeySummariesAreRefused) {
   };
   {
     auto engine = Make(options(KeySummaryKind::kBox));
-    Ask(*engine, Greedy(RandomPrompt(500, 1)));
+    RunOne(*engine, Greedy(RandomPrompt(500, 1)));
     engine->SaveCache();
   }
   {
     auto engine = Make(options(KeySummaryKind::kSketch));
     EXPECT_EQ(engine->stats().disk.refused_files, 1);
-    EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1))), 0);
+    EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(500, 1))), 0);
   }
-  EXPECT_EQ(Ask(*Make(options(KeySummaryKind::kBox)), Greedy(RandomPrompt(500, 1))), 448);
+  EXPECT_EQ(RunOne(*Make(options(KeySummaryKind::kBox)), Greedy(RandomPrompt(500, 1))), 448);
 }
 
 TEST_F(DiskTest, ClearCacheRemovesBlocksFromDisk) {
   {
     auto engine = Make(Options(64));
-    Ask(*engine, Greedy(RandomPrompt(500, 1)));
+    RunOne(*engine, Greedy(RandomPrompt(500, 1)));
     engine->SaveCache();
     engine->ClearCache();
-    EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(500, 1), 1)), 0);
+    EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(500, 1), 1)), 0);
     engine->ClearCache();
   }
-  EXPECT_EQ(Ask(*Make(Options(64)), Greedy(RandomPrompt(500, 1))), 0);
+  EXPECT_EQ(RunOne(*Make(Options(64)), Greedy(RandomPrompt(500, 1))), 0);
 }
 
 TEST_F(DiskTest, NeedsThePrefixCache) {

@@ -224,7 +224,7 @@ class EngineThread::Impl {
     }
     CancelAll();
     std::vector<TokenEvent> ends;
-    if (const Status told = engine_->Step(&ends); !told.ok()) spdlog::error("{}", Message(told));
+    if (const Status stepped = engine_->Step(&ends); !stepped.ok()) spdlog::error("{}", Message(stepped));
     for (TokenEvent& end : ends) {
       if (end.finish == FinishReason::kCancelled) {
         end.finish = FinishReason::kError;

@@ -29,8 +29,8 @@ TEST(ExpertLoad, LoadsOfOtherShapesAreRefused) {
 }
 
 TEST(ExpertLoad, WindowsHaveTheTokensSinceThePreviousWindow) {
-  int told = 0;
-  ExpertLoadRecorder recorder({.window_s = 10, .sink = [&](const auto&) { ++told; }});
+  int reports = 0;
+  ExpertLoadRecorder recorder({.window_s = 10, .sink = [&](const auto&) { ++reports; }});
   const Clock::time_point begin = Clock::now();
   EXPECT_FALSE(recorder.Due(begin));
   EXPECT_TRUE(recorder.Due(begin + std::chrono::seconds(11)));
@@ -39,7 +39,7 @@ TEST(ExpertLoad, WindowsHaveTheTokensSinceThePreviousWindow) {
   recorder.Add({.layers = {3}, .experts = 4, .tokens = {9, 3, 0, 0}}, begin + kExpertLoadHalfLife);
   const auto stats = recorder.stats();
   ASSERT_EQ(stats->windows.size(), 2U) << "a window without tokens is not kept";
-  EXPECT_EQ(told, 2);
+  EXPECT_EQ(reports, 2);
   EXPECT_THAT(*stats->windows[0], ElementsAre(8, 0, 0, 0));
   EXPECT_THAT(*stats->windows[1], ElementsAre(1, 3, 0, 0));
   EXPECT_THAT(stats->total, ElementsAre(9, 3, 0, 0));

@@ -124,7 +124,7 @@ class FakeEngineTest : public testing::Test {
   }
 
   // Runs one request and checks its output. Returns the number of cached tokens.
-  static int Ask(Engine& engine, const Request& request) {
+  static int RunOne(Engine& engine, const Request& request) {
     const RequestId id = *engine.Add(request);
     const Result result = Drain(engine)[id];
     EXPECT_EQ(result.tokens, Alone(request));

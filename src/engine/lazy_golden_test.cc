@@ -81,7 +81,7 @@ class LazyGoldenTest : public testing::TestWithParam<const char*> {
     return prompt;
   }
 
-  static LazyAnswer Ask(Engine& engine, const std::vector<int32_t>& prompt) {
+  static LazyAnswer Generate(Engine& engine, const std::vector<int32_t>& prompt) {
     EXPECT_TRUE(engine.Add(Greedy(prompt)).ok());
     LazyAnswer answer;
     while (!engine.idle()) {
@@ -110,14 +110,14 @@ TEST_P(LazyGoldenTest, KeySummariesAreLoadedInParts) {
   LazyAnswer in_memory;
   {
     const auto engine = Make(1, 1 << 20);
-    Ask(*engine, prompt_);
-    in_memory = Ask(*engine, prompt_);
+    Generate(*engine, prompt_);
+    in_memory = Generate(*engine, prompt_);
     EXPECT_EQ(in_memory.cached, 1280);
     engine->SaveCache();
   }
   for (const int64_t blocks : {1000, 3, 0}) {
     const auto engine = Make(1, blocks * summaries + 1);
-    const LazyAnswer cold = Ask(*engine, prompt_);
+    const LazyAnswer cold = Generate(*engine, prompt_);
     EXPECT_EQ(cold.said, in_memory.said);
     EXPECT_EQ(cold.cached, 1280);
     EXPECT_EQ(cold.steps, in_memory.steps + (blocks == 1000 ? 1 : blocks == 3 ? 7 : 20));
@@ -126,7 +126,7 @@ TEST_P(LazyGoldenTest, KeySummariesAreLoadedInParts) {
     EXPECT_EQ(disk.loads, 0);
     EXPECT_LT(disk.read_layers, 20 * model_->info().layers) << "only chosen blocks are read";
     EXPECT_GT(disk.read_layers, 20) << "the dense layer reads all blocks";
-    EXPECT_EQ(Ask(*engine, prompt_).said, in_memory.said);
+    EXPECT_EQ(Generate(*engine, prompt_).said, in_memory.said);
   }
 }
 
@@ -136,13 +136,13 @@ TEST_P(LazyGoldenTest, LoadedBlocksHaveTheirKeySummaries) {
   LazyAnswer in_memory;
   {
     const auto engine = Make(1, 1 << 20);
-    Ask(*engine, prompt);
-    in_memory = Ask(*engine, prompt);
+    Generate(*engine, prompt);
+    in_memory = Generate(*engine, prompt);
     engine->SaveCache();
   }
   const auto engine = Make(1, 1 << 20);
-  Ask(*engine, Another(2));
-  const LazyAnswer loaded = Ask(*engine, prompt);
+  Generate(*engine, Another(2));
+  const LazyAnswer loaded = Generate(*engine, prompt);
   EXPECT_EQ(loaded.said, in_memory.said);
   EXPECT_EQ(loaded.cached, 960);
   EXPECT_EQ(engine->stats().disk.loaded_blocks, 15);
@@ -154,25 +154,25 @@ TEST_P(LazyGoldenTest, LoadedBlocksHaveTheirKeySummaries) {
 TEST_P(LazyGoldenTest, BlocksWithAllLayersCanBeCopied) {
   {
     const auto engine = Make(99, 1 << 20);
-    Ask(*engine, prompt_);
+    Generate(*engine, prompt_);
     engine->SaveCache();
   }
   const auto engine = Make(99, 1 << 20);
-  EXPECT_EQ(Ask(*engine, prompt_).cached, 1280);
+  EXPECT_EQ(Generate(*engine, prompt_).cached, 1280);
   EXPECT_EQ(engine->stats().disk.read_layers, 20 * model_->info().layers);
   std::vector<int32_t> parted(prompt_.begin(), prompt_.begin() + 1000);
   parted.push_back(prompt_[1000] == 1 ? 2 : 1);
-  EXPECT_EQ(Ask(*engine, parted).cached, 1000);
+  EXPECT_EQ(Generate(*engine, parted).cached, 1000);
 }
 
 // W8: a request whose restored blocks were evicted waits while they are restored for another request. It does
 // not read them from disk meanwhile.
 TEST_P(LazyGoldenTest, DoesNotReadTheDiskDuringAWarmRestoreOfTheSameBlocks) {
   const auto engine = Make(1, 1 << 20, 45, 200);
-  Ask(*engine, prompt_);
-  const LazyAnswer first = Ask(*engine, prompt_);
+  Generate(*engine, prompt_);
+  const LazyAnswer first = Generate(*engine, prompt_);
   engine->SaveCache();
-  for (const uint32_t seed : {2, 3, 4}) Ask(*engine, Another(seed));
+  for (const uint32_t seed : {2, 3, 4}) Generate(*engine, Another(seed));
   std::map<RequestId, int> cached;
   std::map<RequestId, std::vector<std::pair<int32_t, float>>> said;
   const auto step = [&] {
@@ -203,11 +203,11 @@ TEST_P(LazyGoldenTest, DoesNotReadTheDiskDuringAWarmRestoreOfTheSameBlocks) {
 TEST_P(LazyGoldenTest, DamagedBlocksAreNotStoredInTheWarmTier) {
   {
     const auto engine = Make(1, 1 << 20);
-    Ask(*engine, prompt_);
+    Generate(*engine, prompt_);
     engine->SaveCache();
   }
   const auto engine = Make(1, 1 << 20, 45, 200);
-  for (const uint32_t seed : {2, 3, 4}) Ask(*engine, Another(seed));
+  for (const uint32_t seed : {2, 3, 4}) Generate(*engine, Another(seed));
   const cache::WarmTierStats before = engine->stats().warm;
   EXPECT_GT(before.blocks, 0);
   for (const auto& entry : std::filesystem::directory_iterator(folder_ / "disk")) {
@@ -216,7 +216,7 @@ TEST_P(LazyGoldenTest, DamagedBlocksAreNotStoredInTheWarmTier) {
     const auto size = static_cast<int64_t>(entry.file_size());
     for (int64_t at = 0; at < size; at += 256) file.seekp(at).put('\x55');
   }
-  Ask(*engine, prompt_);
+  Generate(*engine, prompt_);
   const EngineStats after = engine->stats();
   EXPECT_GT(after.disk.borrowed_blocks, 0);
   EXPECT_GT(after.disk.refused_blocks, 0);

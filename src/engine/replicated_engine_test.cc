@@ -109,7 +109,7 @@ TEST_F(ReplicatedEngineTest, ARequestGoesToTheReplicaThatHasItsPrefix) {
   Drain(engine);
   ASSERT_THAT(Outputs(), testing::ElementsAre(4, 4, 0));
   const Request again = Greedy(Joined(first.prompt, RandomPrompt(10, 3)), 4);
-  EXPECT_GE(Ask(engine, again), 192);
+  EXPECT_GE(RunOne(engine, again), 192);
   EXPECT_THAT(Outputs(), testing::ElementsAre(4, 8, 0));
 }
 
@@ -117,7 +117,7 @@ TEST_F(ReplicatedEngineTest, ARequestGoesToTheReplicaThatHasItsPrefix) {
 TEST_F(ReplicatedEngineTest, ACommonPrefixDoesNotOverloadAReplica) {
   Engine& engine = Start();
   const std::vector<int32_t> prefix = RandomPrompt(100, 1);
-  Ask(engine, Greedy(prefix, 4));
+  RunOne(engine, Greedy(prefix, 4));
   for (int i = 0; i < 12; ++i) {
     ASSERT_TRUE(engine.Add(Greedy(Joined(prefix, RandomPrompt(5, i)), 50)).ok());
   }

@@ -15,7 +15,7 @@
 namespace moesaic::engine {
 namespace {
 
-struct Ask {
+struct RequestSpec {
   int prompt, output;
   bool prompt_logprobs = false;
   int shared = 0;   // number of leading tokens that the prompt shares with `with`
@@ -46,41 +46,41 @@ class Story {
     tiers_.push_back(swap_.get());
   }
 
-  void Add(const Ask& ask) {
+  void Add(const RequestSpec& spec) {
     auto sequence = std::make_unique<Sequence>();
     sequence->id = ++last_id_;
     std::vector<int32_t>& prompt = sequence->request.prompt;
-    prompt.assign(ask.prompt, static_cast<int32_t>(sequence->id));
-    if (ask.shared > 0) {
-      const std::vector<int32_t>& other = prompts_.at(ask.with - 'a');
-      std::copy(other.begin(), other.begin() + ask.shared, prompt.begin());
+    prompt.assign(spec.prompt, static_cast<int32_t>(sequence->id));
+    if (spec.shared > 0) {
+      const std::vector<int32_t>& other = prompts_.at(spec.with - 'a');
+      std::copy(other.begin(), other.begin() + spec.shared, prompt.begin());
     }
     prompts_.push_back(prompt);
-    sequence->request.prompt_logprobs = ask.prompt_logprobs;
-    sequence->request.priority = ask.priority;
-    sequence->request.client = ask.client;
-    if (ask.deadline > 0) sequence->request.deadline = start_ + std::chrono::seconds(ask.deadline);
+    sequence->request.prompt_logprobs = spec.prompt_logprobs;
+    sequence->request.priority = spec.priority;
+    sequence->request.client = spec.client;
+    if (spec.deadline > 0) sequence->request.deadline = start_ + std::chrono::seconds(spec.deadline);
     sequence->tokens = prompt;
-    sequence->limit = ask.prompt + ask.output;
+    sequence->limit = spec.prompt + spec.output;
     scheduler_.Add(std::move(sequence));
   }
 
   std::string Run() {
     StepPlan plan = scheduler_.Plan();
-    std::string told;
-    for (const Sequence* victim : plan.preempt) told += fmt::format("-{} ", Name(*victim));
+    std::string description;
+    for (const Sequence* victim : plan.preempt) description += fmt::format("-{} ", Name(*victim));
     for (const StepPlan::Admission& next : plan.admit) {
-      told += fmt::format("+{}", Name(*next.sequence));
+      description += fmt::format("+{}", Name(*next.sequence));
       const auto cached = static_cast<int>(next.prefix.tokens());
       if (next.tokens > cached) {
-        told += fmt::format("({}+{})", cached, next.tokens - cached);
+        description += fmt::format("({}+{})", cached, next.tokens - cached);
       } else if (cached > 0) {
-        told += fmt::format("({})", cached);
+        description += fmt::format("({})", cached);
       }
-      told += " ";
+      description += " ";
     }
     for (const StepPlan::ScheduledChunk& chunk : plan.chunks)
-      told += fmt::format("{}{} ", Name(*chunk.sequence), chunk.count);
+      description += fmt::format("{}{} ", Name(*chunk.sequence), chunk.count);
     const StepBatch batch = scheduler_.Commit(plan);
     CheckBatch(plan, batch);
     cache::KvResult result;
@@ -99,14 +99,15 @@ class Story {
     }
     for (const RequestId id : done) EXPECT_TRUE(Remove(id));
     tree_.CheckStructure();
-    if (!told.empty()) told.pop_back();
-    return told;
+    if (!description.empty()) description.pop_back();
+    return description;
   }
 
-  // Runs steps until the description differs from `told`, and returns it. Counts the equal steps in `steps`.
-  std::string RunPast(const std::string& told, int* steps = nullptr) {
+  // Runs steps until the description differs from `description`, and returns it. Counts the equal steps in
+  // `steps`.
+  std::string RunPast(const std::string& description, int* steps = nullptr) {
     std::string next;
-    while ((next = Run()) == told) {
+    while ((next = Run()) == description) {
       if (steps != nullptr) ++*steps;
     }
     return next;
@@ -472,12 +473,12 @@ TEST(SchedulerTest, AdmitsLowerPriorityNumbersFirst) {
 TEST(SchedulerTest, NoRequestIsOvertakenForever) {
   Story story(20, kOneAtATime);  // at most three overtakes
   story.Add({.prompt = 4, .output = 1, .priority = 9});
-  std::string told;
+  std::string description;
   for (int i = 0; i < 5; ++i) {
     story.Add({.prompt = 4, .output = 1, .priority = 0});
-    told += story.Run() + ", ";
+    description += story.Run() + ", ";
   }
-  EXPECT_EQ(told, "+b b4, +c c4, +d d4, +a a4, +e e4, ");
+  EXPECT_EQ(description, "+b b4, +c c4, +d d4, +a a4, +e e4, ");
 }
 
 TEST(SchedulerTest, DividesTokensFairlyAmongClients) {
@@ -587,15 +588,15 @@ class RandomLoad {
     static constexpr const char* kClients[] = {"", "x", "y"};
     const int limit = 2 + Below(blocks_ * tensor::kKvBlockTokens - 1);
     const int prompt = 1 + Below(limit - 1);
-    Ask ask = {.prompt = prompt, .output = limit - prompt, .prompt_logprobs = Below(4) == 0};
+    RequestSpec spec = {.prompt = prompt, .output = limit - prompt, .prompt_logprobs = Below(4) == 0};
     if (story_.last_id() > 0 && Below(2) == 0) {
       const int with = Below(static_cast<int>(story_.last_id()));
-      ask.with = static_cast<char>('a' + with);
-      ask.shared = std::min(prompt, 1 + Below(prompts_[with]));
+      spec.with = static_cast<char>('a' + with);
+      spec.shared = std::min(prompt, 1 + Below(prompts_[with]));
     }
-    ask.priority = Below(3);
-    ask.client = kClients[Below(3)];
-    story_.Add(ask);
+    spec.priority = Below(3);
+    spec.client = kClients[Below(3)];
+    story_.Add(spec);
     prompts_.push_back(prompt);
     int64_t older = limit;
     for (const auto* sequences : {&story_.scheduler().running(), &story_.scheduler().waiting()}) {

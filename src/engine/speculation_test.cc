@@ -452,7 +452,7 @@ TEST_F(SpeculationTest, AFailedStepCanBeRetried) {
   auto engine = Make(model, "mtp");
   for (const Request& request : Mixed()) ASSERT_TRUE(engine->Add(request).ok());
   std::vector<TokenEvent> events;
-  std::map<RequestId, size_t> told;
+  std::map<RequestId, size_t> counts;
   for (int step = 0; !engine->idle(); ++step) {
     events.clear();
     model.fail_next = step % 7 == 3;
@@ -467,11 +467,11 @@ TEST_F(SpeculationTest, AFailedStepCanBeRetried) {
     }
     for (const TokenEvent& event : events) {
       if (event.token) {
-        EXPECT_EQ(*event.token, without.at(event.request).tokens[told[event.request]++]);
+        EXPECT_EQ(*event.token, without.at(event.request).tokens[counts[event.request]++]);
       }
     }
   }
-  for (const auto& [id, said] : without) EXPECT_EQ(told[id], said.tokens.size());
+  for (const auto& [id, said] : without) EXPECT_EQ(counts[id], said.tokens.size());
 }
 
 // Requests are added and cancelled between drawing and drafting.

@@ -50,8 +50,8 @@ class WarmGoldenTest : public testing::TestWithParam<const char*> {
     return prompt;
   }
 
-  static ScoredTokens Ask(Engine& engine, const std::vector<int32_t>& prompt, int cached,
-                          std::optional<RequestSparsity> sparsity = std::nullopt) {
+  static ScoredTokens RunOne(Engine& engine, const std::vector<int32_t>& prompt, int cached,
+                             std::optional<RequestSparsity> sparsity = std::nullopt) {
     Request request;
     request.prompt = prompt;
     request.sampling.temperature = 0;
@@ -86,9 +86,9 @@ TEST_P(WarmGoldenTest, Int8BlocksGiveNearlyTheComputedOutput) {
   for (const char* dtype : {"f32", "bf16"}) {
     const auto engine = Make(Options(dtype));
     const std::vector<int32_t> prompt = Prompt(400, 1);
-    const ScoredTokens computed = Ask(*engine, prompt, 0);
-    Ask(*engine, Prompt(400, 2), 0);
-    const ScoredTokens warm = Ask(*engine, prompt, 384);
+    const ScoredTokens computed = RunOne(*engine, prompt, 0);
+    RunOne(*engine, Prompt(400, 2), 0);
+    const ScoredTokens warm = RunOne(*engine, prompt, 384);
     EXPECT_GT(engine->stats().warm.restored_blocks, 0);
     EXPECT_EQ(warm[0].first, computed[0].first) << dtype;
     EXPECT_NE(warm[0].second, computed[0].second) << dtype << ": int8 can't be exact";
@@ -103,10 +103,10 @@ TEST_P(WarmGoldenTest, Int8BlocksGiveNearlyTheComputedOutput) {
 TEST_P(WarmGoldenTest, RestoresInt8CachesExactly) {
   const auto engine = Make(Options("int8"));
   const std::vector<int32_t> prompt = Prompt(400, 1);
-  Ask(*engine, prompt, 0);
-  const ScoredTokens cached = Ask(*engine, prompt, 384);
-  Ask(*engine, Prompt(400, 2), 0);
-  const ScoredTokens warm = Ask(*engine, prompt, 384);
+  RunOne(*engine, prompt, 0);
+  const ScoredTokens cached = RunOne(*engine, prompt, 384);
+  RunOne(*engine, Prompt(400, 2), 0);
+  const ScoredTokens warm = RunOne(*engine, prompt, 384);
   EXPECT_GT(engine->stats().warm.restored_blocks, 0);
   EXPECT_EQ(warm, cached);
 }
@@ -122,27 +122,27 @@ TEST_P(WarmGoldenTest, LossyBlocksAreNotStoredOnDisk) {
   {
     EngineOptions alone = Options("f32");
     alone.warm_bytes = 0;
-    exact = Ask(*Make(alone), longer, 0);
+    exact = RunOne(*Make(alone), longer, 0);
   }
   {
     const auto engine = Make(options);
-    Ask(*engine, prompt, 0);  // five blocks are to be stored
+    RunOne(*engine, prompt, 0);  // five blocks are to be stored
     engine->SaveCache();
     EXPECT_EQ(engine->stats().disk.blocks, 5);
     for (const uint32_t seed : {4U, 5U})
-      Ask(*engine, Prompt(400, seed), 0);  // evicts all blocks of the prompt
+      RunOne(*engine, Prompt(400, seed), 0);  // evicts all blocks of the prompt
     engine->SaveCache();
     const int64_t before = engine->stats().disk.blocks;
-    Ask(*engine, longer, 320);  // restores blocks from int8, and computes two blocks after them
+    RunOne(*engine, longer, 320);  // restores blocks from int8, and computes two blocks after them
     EXPECT_GT(engine->stats().warm.restored_blocks, 4);
     engine->SaveCache();
     EXPECT_EQ(engine->stats().disk.blocks, before) << "blocks after lossy blocks are lossy too";
     EXPECT_EQ(engine->stats().disk.lost_blocks, 0);
     // They still serve later requests from the tree.
-    Ask(*engine, longer, 448);
+    RunOne(*engine, longer, 448);
   }
   const auto engine = Make(options);
-  const ScoredTokens again = Ask(*engine, longer, 320);
+  const ScoredTokens again = RunOne(*engine, longer, 320);
   ASSERT_EQ(again.size(), exact.size());
   for (size_t i = 0; i < exact.size(); ++i) {  // blocks on disk are exact; MLA rounds chunks differently
     EXPECT_EQ(again[i].first, exact[i].first);
@@ -157,9 +157,9 @@ TEST_P(WarmGoldenTest, RebuildsKeySummariesOfRestoredBlocks) {
   const auto engine = Make(options);
   const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256};
   const std::vector<int32_t> prompt = Prompt(400, 1);
-  const ScoredTokens computed = Ask(*engine, prompt, 0, all);
-  Ask(*engine, Prompt(400, 2), 0);
-  const ScoredTokens warm = Ask(*engine, prompt, 384, all);
+  const ScoredTokens computed = RunOne(*engine, prompt, 0, all);
+  RunOne(*engine, Prompt(400, 2), 0);
+  const ScoredTokens warm = RunOne(*engine, prompt, 384, all);
   EXPECT_GT(engine->stats().warm.restored_blocks, 0);
   EXPECT_NEAR(warm[0].second, computed[0].second, 0.25);
   EXPECT_GT(engine->stats().sparsity.missed.count(), 0);

@@ -25,7 +25,7 @@ TEST_F(WarmTest, EvictedBlocksAreRestored) {
   for (int round = 0; round < 3; ++round) {
     for (uint32_t i = 0; i < 6; ++i) {
       const int64_t computed = model_.computed;
-      EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, i))), round == 0 ? 0 : 640) << i;
+      EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, i))), round == 0 ? 0 : 640) << i;
       if (round > 0) {
         EXPECT_EQ(model_.computed - computed, 700 - 640 + 4 - 1);
       }
@@ -42,12 +42,12 @@ TEST_F(WarmTest, EvictedBlocksAreRestored) {
 // The tier stays within its budget and evicts the end of the least recently used prefix first.
 TEST_F(WarmTest, EvictsTheLeastRecentlyUsedEndsFirst) {
   auto engine = Make(Options(13, 15));
-  for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, i))), 0);
+  for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, i))), 0);
   const EngineStats stats = engine->stats();
   EXPECT_LE(stats.warm.blocks, stats.warm.capacity_blocks);
   EXPECT_GE(stats.warm.capacity_blocks, 15);
   EXPECT_GT(stats.warm.evicted_blocks, 0);
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 640) << "the whole prefix is found";
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, 1))), 640) << "the whole prefix is found";
 }
 
 // The blocks that a step stores and restores are limited. The beginning of a prompt that is evicted in one
@@ -56,39 +56,40 @@ TEST_F(WarmTest, LimitsTheBlocksCopiedInAStep) {
   EngineOptions options = Options(13, 40);
   options.warm_step_bytes = 4 * kBlockBytes;
   auto engine = Make(options);
-  Ask(*engine, Greedy(RandomPrompt(700, 1)));
-  Ask(*engine, Greedy(RandomPrompt(700, 2)));
+  RunOne(*engine, Greedy(RandomPrompt(700, 1)));
+  RunOne(*engine, Greedy(RandomPrompt(700, 2)));
   const cache::WarmTierStats stats = engine->stats().warm;
   EXPECT_EQ(stats.stored_blocks, 4);
   EXPECT_EQ(stats.dropped_blocks, 4) << "3 of the pool's 13 blocks were not needed";
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 256 + 2 * 64) << "two blocks are still in the cache";
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, 1))), 256 + 2 * 64)
+      << "two blocks are still in the cache";
 }
 
 TEST_F(WarmTest, NamespacesShareNoBlocks) {
   auto engine = Make(Options(13, 40));
-  Ask(*engine, Greedy(RandomPrompt(700, 1), 4, "tenant"));
-  Ask(*engine, Greedy(RandomPrompt(700, 2)));
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1), 4, "other")), 0);
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 0);
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1), 4, "tenant")), 640);
+  RunOne(*engine, Greedy(RandomPrompt(700, 1), 4, "tenant"));
+  RunOne(*engine, Greedy(RandomPrompt(700, 2)));
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, 1), 4, "other")), 0);
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, 1))), 0);
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, 1), 4, "tenant")), 640);
 }
 
 TEST_F(WarmTest, ClearCacheRemovesWarmBlocks) {
   auto engine = Make(Options(13, 40));
-  Ask(*engine, Greedy(RandomPrompt(700, 1)));
-  Ask(*engine, Greedy(RandomPrompt(700, 2)));
+  RunOne(*engine, Greedy(RandomPrompt(700, 1)));
+  RunOne(*engine, Greedy(RandomPrompt(700, 2)));
   EXPECT_GT(engine->stats().warm.blocks, 0);
   engine->ClearCache();
   EXPECT_EQ(engine->stats().warm.blocks, 0);
-  EXPECT_EQ(Ask(*engine, Greedy(RandomPrompt(700, 1))), 0);
+  EXPECT_EQ(RunOne(*engine, Greedy(RandomPrompt(700, 1))), 0);
 }
 
 // A request that waits for its blocks takes no blocks from running requests, and later requests run.
 TEST_F(WarmTest, OtherRequestsRunDuringARestore) {
   auto engine = Make(Options(30, 60));
   const Request first = Greedy(RandomPrompt(700, 1));
-  Ask(*engine, first);
-  for (uint32_t i = 2; i < 6; ++i) Ask(*engine, Greedy(RandomPrompt(700, i)));
+  RunOne(*engine, first);
+  for (uint32_t i = 2; i < 6; ++i) RunOne(*engine, Greedy(RandomPrompt(700, i)));
   std::map<RequestId, Result> results;
   const Request running = Greedy(RandomPrompt(200, 9), 100);
   const RequestId ahead = *engine->Add(running);
@@ -110,15 +111,15 @@ TEST_F(WarmTest, OtherRequestsRunDuringARestore) {
 TEST_F(WarmTest, CancelBeforeAdmissionKeepsRestoredBlocks) {
   auto engine = Make(Options(13, 40));
   const Request first = Greedy(RandomPrompt(700, 1));
-  Ask(*engine, first);
-  Ask(*engine, Greedy(RandomPrompt(700, 2)));
+  RunOne(*engine, first);
+  RunOne(*engine, Greedy(RandomPrompt(700, 2)));
   std::map<RequestId, Result> results;
   const RequestId id = *engine->Add(first);
   Step(*engine, &results);  // its blocks are restored
   engine->Cancel(id);
   while (!engine->idle()) Step(*engine, &results);
   EXPECT_EQ(results[id].finish, FinishReason::kCancelled);
-  EXPECT_EQ(Ask(*engine, first), 640);
+  EXPECT_EQ(RunOne(*engine, first), 640);
 }
 
 TEST_F(WarmTest, RefusesInvalidOptions) {

@@ -281,8 +281,8 @@ Outcome RunCutSender(const Role& role, Transport& transport) {
   const auto pid = static_cast<int64_t>(getpid());
   std::byte start{};
   const double limit_s = role.patience * kLimitSeconds;
-  const auto told = transport.Send(0, kPidTag, std::as_bytes(std::span(&pid, 1)));
-  if (!told.ok() || !Wait(transport, *told, limit_s).ok()) return Report(role, kNotStarted, "no receiver");
+  const auto sent = transport.Send(0, kPidTag, std::as_bytes(std::span(&pid, 1)));
+  if (!sent.ok() || !Wait(transport, *sent, limit_s).ok()) return Report(role, kNotStarted, "no receiver");
   const auto ready = transport.Receive(0, kStartTag, std::span(&start, 1));
   if (!ready.ok() || !Wait(transport, *ready, limit_s).ok()) return Report(role, kNotStarted, "no receiver");
   std::vector<std::vector<std::byte>> buffers;

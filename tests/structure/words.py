@@ -144,8 +144,7 @@ def test_names(text, suffix):
         yield text.count("\n", 0, test.start(1)) + 1, words
 
 
-def prose(root, path):
-    text = (root / path).read_text(errors="replace")
+def prose(text, path):
     if path.suffix in SLASHES:
         is_test = re.search(r"_(test|bench|fuzzer)\.|(^|/)test_|^tests/", str(path)) is not None
         return slashed(text, is_test)
@@ -162,15 +161,14 @@ def uses(root, path):
     """(line number, name of the word, replacement, line) of each use in a file."""
     if str(path).startswith("tests/structure/words"):
         return
-    checked = [(number, line, WORDS) for number, line in prose(root, path)]
-    if path.suffix in TEST_NAME:
-        text = (root / path).read_text(errors="replace")
-        checked += [(number, name, WORDS + NAME_WORDS) for number, name in test_names(text, path.suffix)]
+    text = (root / path).read_text(errors="replace")
+    checked = [(number, line, WORDS) for number, line in prose(text, path)]
+    checked += [(number, name, WORDS + NAME_WORDS) for number, name in test_names(text, path.suffix)]
     source = None
     for number, line, words in checked:
         for name, pattern, instead in words:
             if pattern.search(line):
-                source = source or (root / path).read_text(errors="replace").split("\n")
+                source = source or text.split("\n")
                 if EXEMPT not in source[number - 1]:
                     yield number, name, instead, line.strip()
 

@@ -24,8 +24,8 @@ RUNS = {
     "static-gptq": ["--scheme", "w8a8", "--method", "gptq", "--activations", "static"],
     "mix": ["--mix", "nvfp4,fp8", "--bits-per-weight", "5", "--method", "gptq", "--mix-tokens", "256"],
 }
-# Its measurement lasts so long that its states are saved, which may take 5% of the time.
-LONG_MIX = [*RUNS["mix"][:-1], "1024"]
+# The measurement of "long mix" lasts so long that its states are saved, which may take 5% of the time.
+COMMANDS = RUNS | {"long mix": [*RUNS["mix"][:-1], "1024"]}
 LINEAR = "model.layers.3.mlp.experts.7.down_proj"
 
 
@@ -59,16 +59,13 @@ class FaultsTest(unittest.TestCase):
             shutil.copy2(TINY / name, cls.source)
         cls.weights = cls.source / "model.safetensors"
         cls.whole = {}
-        for name in RUNS:
+        for name in COMMANDS:
             run(*cls.command(name, cls.folder / name))
             cls.whole[name] = digest(cls.folder / name)
-        run(*cls.command("long mix", cls.folder / "long mix"))
-        cls.whole["long mix"] = digest(cls.folder / "long mix")
 
     @classmethod
     def command(cls, name, out):
-        flags = LONG_MIX if name == "long mix" else RUNS[name]
-        return ["quantize", cls.source, "-o", out, *flags, "--calibration", cls.text, "--calibration-tokens", "1024"]
+        return ["quantize", cls.source, "-o", out, *COMMANDS[name], "--calibration", cls.text, "--calibration-tokens", "1024"]
 
     def check_resumes(self, name, out, resumed):
         """Repeats the command without the fault; the files must equal those of an undisturbed run."""

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """Tests API keys: separation of cached blocks, admin permissions, limits, usage, reload."""
-import atexit
 import json
 import os
 import pathlib
@@ -8,7 +7,7 @@ import signal
 import tempfile
 import unittest
 
-from serving import chat, serving, until
+from serving import KeyFile, chat, serving, until
 
 CHAT = "/v1/chat/completions"
 LONG = "The prefix cache keeps blocks of sixty-four tokens each. " * 40
@@ -17,24 +16,6 @@ OPERATIONS = [("GET", "/state"), ("GET", "/debug/trace"), ("GET", "/expert_load"
 
 def bearer(key):
     return {"authorization": f"Bearer {key}"}
-
-
-class KeyFile:
-    """Writes a key file and returns the flags that name it."""
-
-    def __init__(self, text):
-        self.folder = tempfile.TemporaryDirectory()
-        atexit.register(self.folder.cleanup)
-        self.path = pathlib.Path(self.folder.name) / "keys"
-        self.write(text)
-
-    def write(self, text):
-        self.path.write_text(text)
-        os.chmod(self.path, 0o600)
-
-    @property
-    def flags(self):
-        return "--api-key-file", self.path
 
 
 def cached(server, key, **fields):

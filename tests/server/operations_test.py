@@ -12,7 +12,7 @@ import tempfile
 import time
 import unittest
 
-from serving import ANSWER_SECONDS, BINARY, MODEL, Server, chat, serving, until, wire
+from serving import ANSWER_SECONDS, BINARY, MODEL, KeyFile, Server, chat, serving, until, wire
 
 CHAT = "/v1/chat/completions"
 TALE = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -156,19 +156,15 @@ class Logs(unittest.TestCase):
         self.assertTrue(any("draining" in line.get("message", "") for line in lines))
 
     def test_a_request_beyond_the_limit_of_its_key_has_an_id_and_a_line(self):
-        with tempfile.TemporaryDirectory() as folder:
-            keys = pathlib.Path(folder, "keys")
-            keys.write_text("alice secret requests_per_minute=1\n")
-            keys.chmod(0o600)
-            server = self.server("--api-key-file", keys, "--log-format", "json")
-            refused = []
+        server = self.server(*KeyFile("alice secret requests_per_minute=1\n").flags, "--log-format", "json")
+        refused = []
 
-            def limited():  # a slow machine may refill the bucket meanwhile
-                status, headers, _ = server.request("POST", CHAT, chat("Hi", max_tokens=1), {"authorization": "Bearer secret"})
-                refused.append(headers["x-request-id"])
-                return status == 429
-            until(limited)
-            lines = [json.loads(line) for line in self.stopped(server)]
+        def limited():  # a slow machine may refill the bucket meanwhile
+            status, headers, _ = server.request("POST", CHAT, chat("Hi", max_tokens=1), {"authorization": "Bearer secret"})
+            refused.append(headers["x-request-id"])
+            return status == 429
+        until(limited)
+        lines = [json.loads(line) for line in self.stopped(server)]
         (line,) = (line for line in lines if line.get("request_id") == refused[-1] and line.get("event") == "request")
         self.assertEqual((line["status"], line["key"]), (429, "alice"))
         self.assertTrue(line["refused"])

@@ -45,6 +45,24 @@ def until(condition, seconds=WAIT_SECONDS):
         time.sleep(0.01)
 
 
+class KeyFile:
+    """Writes a key file and returns the flags that name it."""
+
+    def __init__(self, text):
+        self.folder = tempfile.TemporaryDirectory()
+        atexit.register(self.folder.cleanup)
+        self.path = pathlib.Path(self.folder.name) / "keys"
+        self.write(text)
+
+    def write(self, text):
+        self.path.write_text(text)
+        os.chmod(self.path, 0o600)
+
+    @property
+    def flags(self):
+        return "--api-key-file", self.path
+
+
 class Server:
     """A running server."""
 

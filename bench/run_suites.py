@@ -7,7 +7,7 @@ Columns of a suite:
   section   heading above the output; adjacent rows of one section share it
   output    markdown (printed as it is), text (in a code block), benchmark (likewise; stderr is dropped), or
             "file NAME" (stored as {work}/NAME, not printed)
-  needs     "package NAME" (of {python}) or "file PATH", several separated by "; ". Without one of them, the row is
+  needs     "package NAME" (of {python}), "program NAME" or "file PATH", separated by "; ". Without one of them, the row is
             skipped, with a line that says so
   command   words as in a shell; {python}, {bin}, {root}, {work}, {results}, {shapes}, {traces}, {tokenizer}, {text}
             and {cpus} are replaced, other braces are kept. It runs in the root of the tree.
@@ -22,6 +22,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from find_program import find_program  # noqa: E402
+
 SUITES = ("models", "quantizer", "operators", "tokenizer", "kernels", "long-context", "cache", "server", "comm",
           "parallel", "placement", "proxy", "science")
 COLUMNS = ["section", "output", "needs", "command", "full", "quick"]
@@ -64,6 +67,9 @@ def missing(needs, python):
         if kind == "package":
             if subprocess.run([python, "-c", f"import {name}"], capture_output=True).returncode != 0:
                 return f"{python} has no package {name}"
+        elif kind == "program":
+            if find_program(name) is None:
+                return f"the program {name} cannot be found"
         elif not pathlib.Path(name).is_file():
             return f"{name} does not exist"
     return None

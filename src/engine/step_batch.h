@@ -45,7 +45,7 @@ struct StepBatch {
   bool want_hidden = false;  // final hidden states of all rows; always on for kMtp
   bool count_experts = false;
   bool want_routes = false;
-  // Pipeline stages divide the rows into parts. Off if other batches keep the stages busy meanwhile.
+  // Pipeline stages divide the rows into micro-batches. Off if other batches keep the stages busy.
   bool divides = true;
   // Candidates per row of logits in the summaries that ranks send; 0: they send the logits.
   int32_t candidates = kRowCandidates;

@@ -1,4 +1,4 @@
-// Division of a batch into parts that follow each other through the stages of a pipeline.
+// Division of a batch into micro-batches, which follow each other through the stages of a pipeline.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace moesaic::models {
 
-/// Consecutive rows of a batch.
+/// A micro-batch: consecutive rows of a batch. *Part* is short for it here and in JointStep.
 struct PipelinePart {
   parallel::Range rows;
   parallel::Range logits;                              // of the batch's logit_rows

@@ -168,6 +168,14 @@ graph::Activation ParseActivation(const std::string& name) {
       fmt::format("unknown activation \"{}\"; it is one of silu, relu, gelu, sigmoid", name).c_str());
 }
 
+tensor::PackedFormat ParseWeightType(const std::string& name) {
+  if (name == "float32") return tensor::PackedFormat::kF32;
+  if (name == "bfloat16") return tensor::PackedFormat::kBF16;
+  if (name == "int8") return tensor::PackedFormat::kI8;
+  throw nb::value_error(
+      fmt::format("unknown weight_dtype \"{}\"; it is one of float32, bfloat16, int8", name).c_str());
+}
+
 graph::Reduce ParseEdgeReduce(const std::string& name) {
   if (name == "sum") return graph::Reduce::kSum;
   if (name == "mean") return graph::Reduce::kMean;
@@ -190,9 +198,11 @@ void BindEdgeMlp(nb::module_& m) {
   nb::class_<EdgeMlp>(m, "EdgeMlp")
       .def_static("load",
                   [](const Weights& weights, int dst_inputs, int src_inputs, bool distance, int edge_inputs,
-                     const std::string& activation, bool activate_last) {
-                    EdgeMlp mlp = ValueOrThrow(EdgeMlp::Load(science::WeightScope(ToWeights(weights)),
-                                                             dst_inputs, src_inputs, distance, edge_inputs));
+                     const std::string& activation, bool activate_last, const std::string& weight_type) {
+                    const science::WeightMap map = ToWeights(weights);
+                    EdgeMlp mlp = ValueOrThrow(
+                        EdgeMlp::Load(science::WeightScope(map, "", ParseWeightType(weight_type)), dst_inputs,
+                                      src_inputs, distance, edge_inputs));
                     mlp.activation = ParseActivation(activation);
                     mlp.activate_last = activate_last;
                     return mlp;
@@ -245,9 +255,10 @@ void BindEgnn(nb::module_& m) {
       .def_static(
           "load",
           [](const Weights& weights, int node_inputs, int edge_inputs, bool residual, bool mean,
-             bool normalize, bool tanh) {
+             bool normalize, bool tanh, const std::string& weight_type) {
+            const science::WeightMap map = ToWeights(weights);
             return ValueOrThrow(science::EgnnLayer::Load(
-                science::WeightScope(ToWeights(weights)), node_inputs, edge_inputs,
+                science::WeightScope(map, "", ParseWeightType(weight_type)), node_inputs, edge_inputs,
                 {.residual = residual, .mean_coordinates = mean, .normalize = normalize, .tanh = tanh}));
           })
       .def_prop_ro("outputs", &science::EgnnLayer::outputs)

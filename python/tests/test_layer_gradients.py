@@ -264,6 +264,21 @@ def test_edge_perceptrons_equal_pytorch(reduce):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("weight_dtype", "bound"), [("bfloat16", 0.03), ("int8", 0.1)])
+def test_gradients_of_rounded_weights_are_close(weight_dtype, bound):
+    parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(4))
+    plan, leaves = graph.Graph(src, dst, 7, 6), [*inputs, *parameters.values()]
+    grads = [
+        torch.autograd.grad(
+            layers.EdgeMlpReduce(parameters, 3, 4, 2, distance=True, weight_dtype=name)(plan, *inputs).sum(), leaves
+        )
+        for name in (weight_dtype, "float32")
+    ]
+    for rounded, exact in zip(*grads, strict=True):
+        torch.testing.assert_close(rounded, exact, rtol=0, atol=bound * max(1, exact.abs().max().item()))
+        assert rounded.abs().max() > 0
+
+
 def test_edge_perceptron_passes_gradcheck():
     parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(6))
     plan = graph.Graph(src, dst, 7, 6)

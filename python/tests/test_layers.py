@@ -40,6 +40,27 @@ def test_egnn_matches_goldens():
         layers.EgnnLayer({}, 10, 3)
 
 
+@pytest.mark.parametrize(("weight_dtype", "bound"), [("bfloat16", 0.01), ("int8", 0.03)])
+def test_weights_may_be_rounded(weight_dtype, bound):
+    a = load("egnn")
+    g = graph.Graph(a["plain.src"], a["plain.dst"], 20, 20)
+    layer = layers.EgnnLayer(under(a, "plain.weights."), 10, 3, weight_dtype=weight_dtype)
+    h, x = layer(g, a["plain.h"], a["plain.x"], a["plain.edge"])
+    for got, want in ((h, a["plain.h_out"]), (x, a["plain.x_out"])):
+        close(got, want, bound)
+        assert np.abs(got - want).max() > 1e-5
+    perceptron = under(a, "plain.weights.edge_mlp.")
+    inputs = [g, a["plain.h"], a["plain.h"], a["plain.edge"], a["plain.x"], a["plain.x"]]
+    exact, rounded = (
+        layers.EdgeMlpReduce(perceptron, 10, 10, 3, distance=True, weight_dtype=name)(*inputs)
+        for name in ("float32", weight_dtype)
+    )
+    close(rounded, exact, bound)
+    assert np.abs(rounded - exact).max() > 1e-5
+    with pytest.raises(ValueError, match='unknown weight_dtype "int4"; it is one of float32, bfloat16, int8'):
+        layers.EgnnLayer(under(a, "plain.weights."), 10, 3, weight_dtype="int4")
+
+
 def test_egnn_without_coordinate_perceptron_keeps_coordinates():
     a = load("egnn")
     for name in ("plain", "gated"):

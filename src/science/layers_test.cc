@@ -31,11 +31,12 @@ struct EgnnCase {
   std::vector<float> h, x, edge;
 };
 
-EgnnCase LoadEgnn(const Goldens& goldens, const std::string& name, const EgnnOptions& options) {
+EgnnCase LoadEgnn(const Goldens& goldens, const std::string& name, const EgnnOptions& options,
+                  tensor::PackedFormat format = tensor::PackedFormat::kF32) {
   const WeightMap weights = goldens.Weights(name + ".weights.");
   const std::vector<int32_t> src = goldens.Ints(name + ".src"), dst = goldens.Ints(name + ".dst");
   const auto edges = static_cast<int64_t>(src.size());
-  EgnnCase c{.layer = *EgnnLayer::Load(WeightScope(weights), 10, 3, options),
+  EgnnCase c{.layer = *EgnnLayer::Load(WeightScope(weights, "", format), 10, 3, options),
              .graph = *graph::Graph::FromCoo(graph::Indices::Of(src.data(), edges),
                                              graph::Indices::Of(dst.data(), edges), 20, 20),
              .h = goldens.Floats(name + ".h"),
@@ -55,6 +56,20 @@ TEST_P(LayersTest, EgnnMatchesPyTorch) {
     ASSERT_TRUE(c.layer.Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h.data(), x.data()).ok());
     ExpectClose(h, goldens.Floats(std::string(name) + ".h_out"), kTolerance, "h");
     ExpectClose(x, goldens.Floats(std::string(name) + ".x_out"), kTolerance, "x");
+  }
+}
+
+TEST_P(LayersTest, EgnnRoundsWeights) {
+  const Goldens goldens("egnn");
+  for (const auto& [format, bound] :
+       {std::pair{tensor::PackedFormat::kBF16, 0.01}, {tensor::PackedFormat::kI8, 0.03}}) {
+    for (const auto& [name, options] : kEgnnCases) {
+      const EgnnCase c = LoadEgnn(goldens, name, options, format);
+      std::vector<float> h(c.h.size()), x(c.x.size());
+      ASSERT_TRUE(c.layer.Run(ctx_, c.graph, c.h.data(), c.x.data(), c.edge.data(), h.data(), x.data()).ok());
+      ExpectClose(h, goldens.Floats(std::string(name) + ".h_out"), bound, "h");
+      ExpectClose(x, goldens.Floats(std::string(name) + ".x_out"), bound, "x");
+    }
   }
 }
 

@@ -110,6 +110,7 @@ class EdgeMlp:
         edge_inputs: int,
         activation: str,
         activate_last: bool,
+        weight_dtype: str,
     ) -> EdgeMlp: ...
     @property
     def outputs(self) -> int: ...
@@ -154,6 +155,7 @@ class EgnnLayer:
         mean: bool,
         normalize: bool,
         tanh: bool,
+        weight_dtype: str,
     ) -> EgnnLayer: ...
     @property
     def outputs(self) -> int: ...

@@ -228,13 +228,18 @@ class EdgeMlpReduce(_Differentiable):
         activate_last: bool = True,
         reduce: str = "sum",
         scale: float = 1.0,
+        weight_dtype: str = "float32",
     ) -> None:
-        """Pack the weights. activation is silu, relu, gelu or sigmoid; reduce is sum or mean."""
+        """Pack the weights.
+
+        activation is silu, relu, gelu or sigmoid; reduce is sum or mean. weight_dtype is float32, bfloat16 or int8,
+        to which weights and their inputs are rounded; gradients are those of the rounded weights.
+        """
         self._reduce, self._scale = reduce, scale
         super().__init__(
             state,
             lambda weights: _core.EdgeMlp.load(
-                weights, dst_inputs, src_inputs, distance, edge_inputs, activation, activate_last
+                weights, dst_inputs, src_inputs, distance, edge_inputs, activation, activate_last, weight_dtype
             ),
         )
 
@@ -277,12 +282,13 @@ class EgnnLayer(_Differentiable):
         mean_coordinates: bool = True,
         normalize: bool = False,
         tanh: bool = False,
+        weight_dtype: str = "float32",
     ) -> None:
-        """Pack the weights of a state dict."""
+        """Pack the weights of a state dict. weight_dtype is that of EdgeMlpReduce."""
         super().__init__(
             state,
             lambda weights: _core.EgnnLayer.load(
-                weights, node_inputs, edge_inputs, residual, mean_coordinates, normalize, tanh
+                weights, node_inputs, edge_inputs, residual, mean_coordinates, normalize, tanh, weight_dtype
             ),
         )
 

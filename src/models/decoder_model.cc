@@ -260,16 +260,16 @@ void DecoderModel::RunIdle(const ExecContext& ctx) const {
 
 // Runs the rank's layers; `kv` begins with the first of them.
 void DecoderModel::RunLayers(const Step& step, std::span<const KvLayer> kv, float* x) const {
-  size_t told = 0;
+  size_t numbered = 0;
   for (int i = 0; i < shard_.layers.count; ++i) {
     decoder_.layers[i].Forward(step, kv[i], x);
     if (groups_ != nullptr) {
       if (groups_->failed()) return;  // the results are void
       Progress();
     }
-    if (step.routes == nullptr || step.routes->layers.size() == told) continue;
+    if (step.routes == nullptr || step.routes->layers.size() == numbered) continue;
     step.routes->layers.back().layer = shard_.layers.first + i;
-    ++told;
+    ++numbered;
   }
 }
 

@@ -46,8 +46,8 @@ class StoredTest : public testing::Test {
 
   // Returns the body of the answer, or the error's message. The call may take less memory than the items'
   // text.
-  std::string Ask(Status (*endpoint)(const GenerationContext&, Call&), std::vector<std::string> path_values,
-                  const char* query = "") {
+  std::string AnswerOf(Status (*endpoint)(const GenerationContext&, Call&),
+                       std::vector<std::string> path_values, const char* query = "") {
     const auto writer = std::make_shared<BodyWriter>();
     Call call;
     call.path_values = std::move(path_values);
@@ -68,25 +68,26 @@ TEST_F(StoredTest, ReadsDoNotParseStoredItems) {
   const std::string last = R"({"id":"last","content":"x"})";
   const std::string page =
       R"({"object":"list","data":[)" + last + R"(],"first_id":"last","last_id":"last","has_more":true})";
-  EXPECT_EQ(Ask(GetConversation, {"talk"}), R"({"id":"talk"})");
-  EXPECT_EQ(Ask(ListItems, {"talk"}, "limit=1"), page);
-  EXPECT_EQ(Ask(GetItem, {"talk", "last"}), last);
-  EXPECT_EQ(Ask(GetResponse, {"answer"}), R"({"id":"answer"})");
-  EXPECT_EQ(Ask(ListInputItems, {"answer"}, "limit=1"), page);
-  EXPECT_THAT(Ask(CancelResponse, {"answer"}), StartsWith("Cannot cancel"));
+  EXPECT_EQ(AnswerOf(GetConversation, {"talk"}), R"({"id":"talk"})");
+  EXPECT_EQ(AnswerOf(ListItems, {"talk"}, "limit=1"), page);
+  EXPECT_EQ(AnswerOf(GetItem, {"talk", "last"}), last);
+  EXPECT_EQ(AnswerOf(GetResponse, {"answer"}), R"({"id":"answer"})");
+  EXPECT_EQ(AnswerOf(ListInputItems, {"answer"}, "limit=1"), page);
+  EXPECT_THAT(AnswerOf(CancelResponse, {"answer"}), StartsWith("Cannot cancel"));
   for (const auto endpoint : {GetItem, DeleteItem}) {
-    EXPECT_EQ(Ask(endpoint, {"talk", "none"}), "Item with id 'none' not found in conversation 'talk'.");
+    EXPECT_EQ(AnswerOf(endpoint, {"talk", "none"}), "Item with id 'none' not found in conversation 'talk'.");
   }
-  EXPECT_EQ(Ask(ListItems, {"talk"}, "limit=0"), "Invalid 'limit': must be between 1 and 100, found '0'");
+  EXPECT_EQ(AnswerOf(ListItems, {"talk"}, "limit=0"),
+            "Invalid 'limit': must be between 1 and 100, found '0'");
   for (const auto endpoint : {GetConversation, ListItems, DeleteConversation}) {
-    EXPECT_EQ(Ask(endpoint, {"answer"}), "Conversation with id 'answer' not found.");
+    EXPECT_EQ(AnswerOf(endpoint, {"answer"}), "Conversation with id 'answer' not found.");
   }
   for (const auto endpoint : {GetResponse, ListInputItems, DeleteResponse}) {
-    EXPECT_EQ(Ask(endpoint, {"talk"}), "Response with id 'talk' not found.");
+    EXPECT_EQ(AnswerOf(endpoint, {"talk"}), "Response with id 'talk' not found.");
   }
   EXPECT_EQ(*ConversationItems(context_.Get(), Call(), "talk"), items_);
-  EXPECT_THAT(Ask(DeleteResponse, {"answer"}), StartsWith(R"({"id":"answer",)"));
-  EXPECT_EQ(Ask(GetResponse, {"answer"}), "Response with id 'answer' not found.");
+  EXPECT_THAT(AnswerOf(DeleteResponse, {"answer"}), StartsWith(R"({"id":"answer",)"));
+  EXPECT_EQ(AnswerOf(GetResponse, {"answer"}), "Response with id 'answer' not found.");
 }
 
 }  // namespace

@@ -54,14 +54,14 @@ TEST(HttpServer, Answers503WhileTheModelIsBeingLoaded) {
   TestClient stays((*server)->port());
   stays.Send("GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
   for (const char* path : {"/health", "/ready", "/nowhere"}) {
-    const std::string answer = Ask((*server)->port(), "GET", path);
+    const std::string answer = SendRequest((*server)->port(), "GET", path);
     EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << answer;
     EXPECT_NE(answer.find("retry-after: 1\r\n"), std::string::npos) << answer;
     EXPECT_NE(answer.find(R"({"error":{"message":"the model is still being loaded","type")"),
               std::string::npos)
         << answer;
   }
-  const std::string said = Ask((*server)->port(), "POST", "/v1/messages", "{}");
+  const std::string said = SendRequest((*server)->port(), "POST", "/v1/messages", "{}");
   EXPECT_NE(said.find(R"({"type":"error","error":{"type":)"), std::string::npos) << said;
   (*server)->Switch(Answering([] { return "here"; }));
   stays.Send("GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
@@ -253,7 +253,7 @@ TEST(HttpServer, RefusesConnectionsAboveTheLimit) {
 // threads.
 bool AnswersAtLast(int port, std::string_view expected, const std::string& body) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!Ask(port, "POST", "/", body).starts_with(expected)) {
+  while (!SendRequest(port, "POST", "/", body).starts_with(expected)) {
     if (std::chrono::steady_clock::now() > end) return false;
   }
   return true;
@@ -282,7 +282,7 @@ TEST(HttpServer, ReservesBytesThatArrived) {
   chunked.Send("POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n");
   announced.Send("POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 100000\r\n\r\n");
   for (TestClient* client : {&chunked, &announced}) EXPECT_EQ(client->ReadUntil("\r\n\r\n"), kContinue);
-  const std::string answer = Ask(server->port(), "POST", "/", std::string(60'000, 'x'));
+  const std::string answer = SendRequest(server->port(), "POST", "/", std::string(60'000, 'x'));
   EXPECT_TRUE(answer.ends_with("here")) << answer;
 }
 
@@ -291,10 +291,11 @@ TEST(HttpServer, LimitsTheBytesOfAllBodies) {
       HttpServer::Listen({.port = 0, .threads = 2, .max_body_bytes = 100'000, .max_total_body_bytes = 50'000})
           .value();
   server->Start(Answering([] { return "here"; }));
-  EXPECT_TRUE(Ask(server->port(), "POST", "/", std::string(60'000, 'x')).starts_with("HTTP/1.1 503 "));
-  EXPECT_TRUE(Ask(server->port(), "POST", "/", std::string(40'000, 'x')).ends_with("here"));
+  EXPECT_TRUE(
+      SendRequest(server->port(), "POST", "/", std::string(60'000, 'x')).starts_with("HTTP/1.1 503 "));
+  EXPECT_TRUE(SendRequest(server->port(), "POST", "/", std::string(40'000, 'x')).ends_with("here"));
   // Only POST has a body that is read.
-  EXPECT_TRUE(Ask(server->port(), "GET", "/", std::string(70'000, 'x')).starts_with("HTTP/1.1 413 "));
+  EXPECT_TRUE(SendRequest(server->port(), "GET", "/", std::string(70'000, 'x')).starts_with("HTTP/1.1 413 "));
 }
 
 TEST(HttpServer, FreesTheBodiesOfRunningAnswers) {
@@ -338,11 +339,12 @@ TEST(HttpServer, AnswersSmallRequestsWhileLargeOnesAreHandled) {
   server->Start(std::move(hooks));
   std::vector<std::future<std::string>> large;
   for (int i = 0; i < 4; ++i) {
-    large.push_back(std::async(std::launch::async,
-                               [&] { return Ask(server->port(), "POST", "/", std::string(100'000, 'x')); }));
+    large.push_back(std::async(std::launch::async, [&] {
+      return SendRequest(server->port(), "POST", "/", std::string(100'000, 'x'));
+    }));
   }
   while (running == 0) std::this_thread::yield();
-  for (int i = 0; i < 20; ++i) EXPECT_TRUE(Ask(server->port(), "GET", "/").ends_with("here"));
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(SendRequest(server->port(), "GET", "/").ends_with("here"));
   EXPECT_EQ(running, 1);
   release.set_value();
   for (auto& answer : large) EXPECT_TRUE(answer.get().ends_with("here"));

@@ -58,7 +58,7 @@ class RouterTest : public testing::Test {
   }
   ~RouterTest() override { spdlog::set_default_logger(before_); }
 
-  std::string Get(const char* path) { return Ask(server_->port(), "GET", path); }
+  std::string Get(const char* path) { return SendRequest(server_->port(), "GET", path); }
 
   // Stops the server, so that the log is complete.
   std::string Log() {
@@ -95,13 +95,13 @@ TEST_F(RouterTest, MatchesSegmentsOfPaths) {
                            "/things//parts/b", "/things/a/parts/b/c"}) {
     EXPECT_THAT(Get(path), StartsWith("HTTP/1.1 404 ")) << path;
   }
-  const std::string refused = Ask(server_->port(), "POST", "/things/a", "{}");
+  const std::string refused = SendRequest(server_->port(), "POST", "/things/a", "{}");
   EXPECT_THAT(refused, StartsWith("HTTP/1.1 405 "));
   EXPECT_THAT(refused, HasSubstr("allow: GET, DELETE\r\n"));
 }
 
 TEST_F(RouterTest, AnswersExceptionsInTheFormatOfAnthropic) {
-  const std::string answer = Ask(server_->port(), "POST", "/v1/messages", "{}");
+  const std::string answer = SendRequest(server_->port(), "POST", "/v1/messages", "{}");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 500 "));
   EXPECT_THAT(answer,
               HasSubstr(R"({"type":"error","error":{"type":"api_error","message":"the server failed)"));

@@ -56,7 +56,8 @@ class TestClient {
 };
 
 /// Sends one request on a connection of its own and returns all bytes of the answer.
-inline std::string Ask(int port, std::string_view method, std::string_view path, std::string_view body = "") {
+inline std::string SendRequest(int port, std::string_view method, std::string_view path,
+                               std::string_view body = "") {
   TestClient client(port);
   client.Send(
       fmt::format("{} {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: "

@@ -460,6 +460,9 @@ class CalibrationTest(unittest.TestCase):
             self.assertIn(expected, result.stderr)
             self.assertFalse((self.folder / "no").exists())
 
+    def test_a_model_may_follow_the_mix(self):
+        self.assertIn("a mix of nvfp4, fp8", run("quantize", "--mix", "nvfp4,fp8", TINY, "--bits-per-weight", "5", "--plan").stdout)
+
     def test_faulty_schemes_and_mixes_are_rejected(self):
         for flags, expected in (
             (("--scheme", "w8a8", "--mix", "nvfp4,fp8"), "--scheme gives all linears one precision, --mix several"),

@@ -300,9 +300,9 @@ StatusOr<MixPlan> PlanMix(const std::vector<ModelItem>& items, const std::vector
     for (const MixOption& option : unit.options) of_unit = std::max(of_unit, option.bytes);
     most += of_unit;
   }
-  OutputSettings told = settings;
-  told.analysis_xxh3 = std::string(16, '0');
-  const int64_t metadata = std::ssize(ordered_json(told.Json().dump()).dump()) + 64 + kDataAlignment;
+  OutputSettings longest = settings;
+  longest.analysis_xxh3 = std::string(16, '0');
+  const int64_t metadata = std::ssize(ordered_json(longest.Json().dump()).dump()) + 64 + kDataAlignment;
   plan.fixed.bytes += (2 * most / settings.shard_bytes + 1) * metadata;
   return plan;
 }

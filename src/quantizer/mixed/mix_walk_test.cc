@@ -31,7 +31,7 @@ using ::testing::Not;
 
 class MixWalkTest : public QuantizeTest {
  protected:
-  void Ask(std::initializer_list<const char*> precisions, MixBudget::Kind kind, double amount) {
+  void SetMix(std::initializer_list<const char*> precisions, MixBudget::Kind kind, double amount) {
     options_.output.mix = {.options = {}, .budget = {kind, amount}, .tokens = 195};
     for (const char* name : precisions) options_.output.mix.options.push_back(*ParsePrecision(name));
   }
@@ -112,7 +112,7 @@ TEST_F(MixWalkTest, LossEqualsThatOfTheModelWithOneUnitRounded) {
     const std::string source = Golden(c.golden);
     options_.calibration.clear();
     options_.output = {};
-    Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 16);
+    SetMix({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 16);
     const std::string mixed = fmt::format("{}-{}", c.golden, c.unit);
     const StatusOr<QuantizeReport> report = Run(source, mixed);
     ASSERT_TRUE(report.ok()) << report.status();
@@ -144,7 +144,7 @@ TEST_F(MixWalkTest, LayerThatOverflowsFp16IsKeptInBf16) {
     Scale(source, fmt::format("{}mlp.experts.{}.up_proj", layer, e), 0x1p20F);
     Scale(source, fmt::format("{}mlp.experts.{}.down_proj", layer, e), 0x1p-20F);
   }
-  Ask({"fp16", "bf16"}, MixBudget::Kind::kBitsPerWeight, 32);
+  SetMix({"fp16", "bf16"}, MixBudget::Kind::kBitsPerWeight, 32);
   const StatusOr<QuantizeReport> report = Run(source, "out");
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->rounded, 0U);
@@ -173,7 +173,7 @@ TEST_F(MixWalkTest, EverySourceYieldsACompleteFolderWithinItsBudget) {
       options_.calibration.clear();
       options_.output = {};
       options_.output.search = options_.output.gptq = gptq;
-      Ask({"w4a16", "w8a8", "w8a16", "fp8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 32);
+      SetMix({"w4a16", "w8a8", "w8a16", "fp8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 32);
       const std::string free = fmt::format("{}-{}-free", golden, gptq),
                         out = fmt::format("{}-{}", golden, gptq);
       const StatusOr<QuantizeReport> most = Run(Golden(golden), free);
@@ -206,7 +206,7 @@ TEST_F(MixWalkTest, EverySourceYieldsACompleteFolderWithinItsBudget) {
 }
 
 TEST_F(MixWalkTest, BytesDoNotDependOnThreadsOrUnits) {
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
+  SetMix({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   ASSERT_TRUE(Run(Golden("qwen3-moe-norm-tied"), "one", 1).ok());
   const auto expected = FilesOf(folder_.Path("one"));
   options_.sizes.unit_bytes = 1;
@@ -223,7 +223,7 @@ TEST_F(MixWalkTest, ResumesAfterEveryInterruption) {
     options_.output = {};
     options_.output.search = options_.output.gptq = gptq;
     options_.save_share = 1;
-    Ask({"nvfp4", "fp8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 7);
+    SetMix({"nvfp4", "fp8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 7);
     const std::string whole = fmt::format("whole-{}", gptq);
     ASSERT_TRUE(Run(source, whole).ok());
     const auto expected = FilesOf(folder_.Path(whole));
@@ -263,7 +263,7 @@ TEST_F(MixWalkTest, ResumesAfterEveryInterruption) {
 bool StopsAfterMeasuring(const QuantizeProgress& at) { return at.stage.starts_with("measuring"); }
 
 TEST_F(MixWalkTest, AnotherMixIsRejected) {
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
+  SetMix({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   options_.progress = StopsAfterMeasuring;
   options_.sizes.unit_bytes = 60'000;
   ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
@@ -276,7 +276,7 @@ TEST_F(MixWalkTest, AnotherMixIsRejected) {
 TEST_F(MixWalkTest, AMeasurementIsReusedForAnotherBudgetButNotForAnotherMix) {
   options_.save_share = 1;
   options_.output.search = options_.output.gptq = true;
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
+  SetMix({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   const auto stop_in = [](const char* stage) {
     return [stage](const QuantizeProgress& at) { return !at.stage.starts_with(stage); };
   };
@@ -328,7 +328,7 @@ TEST_F(MixWalkTest, AMeasurementIsReusedForAnotherBudgetButNotForAnotherMix) {
 }
 
 TEST_F(MixWalkTest, OtherKernelsAreRejectedBeforeMeasuring) {
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
+  SetMix({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   options_.progress = StopsAfterMeasuring;
   options_.sizes.unit_bytes = 60'000;
   ASSERT_EQ(Run(Golden("kimi-k2"), "out").status().code(), StatusCode::kCancelled);
@@ -346,7 +346,7 @@ TEST_F(MixWalkTest, OtherKernelsAreRejectedBeforeMeasuring) {
 
 TEST_F(MixWalkTest, RejectsKeepRulesThatSeparateFusedLinears) {
   // If the rest of q, k and v were kept in bf16 as well, the failure could have another cause.
-  Ask({"bf16", "nvfp4"}, MixBudget::Kind::kBitsPerWeight, 32);
+  SetMix({"bf16", "nvfp4"}, MixBudget::Kind::kBitsPerWeight, 32);
   options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.self_attn\.q_proj)"}};
   bool measured = false;
   options_.progress = [&](const QuantizeProgress&) { return measured = true; };
@@ -356,14 +356,14 @@ TEST_F(MixWalkTest, RejectsKeepRulesThatSeparateFusedLinears) {
 }
 
 TEST_F(MixWalkTest, VerifyRejectsAnotherModel) {
-  Ask({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
+  SetMix({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
   ASSERT_TRUE(Run(Golden("kimi-k2"), "out").ok());
   EXPECT_THAT(Message(Check(Golden("qwen3-moe-norm-tied"), "out").status()),
               HasSubstr("the chosen mix has no precision for it; the mix was made for another model"));
 }
 
 TEST_F(MixWalkTest, MtpModulesTakeTheFewestBytes) {
-  Ask({"bf16", "w8a8", "nvfp4"}, MixBudget::Kind::kBytes, 1e12);
+  SetMix({"bf16", "w8a8", "nvfp4"}, MixBudget::Kind::kBytes, 1e12);
   const StatusOr<QuantizeReport> report = Run(Golden("deepseek-v3-mtp"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
   int drafting = 0;
@@ -393,7 +393,7 @@ TEST_F(MixWalkTest, SampleTakesFurtherWindowsUntilItHasEnoughTokens) {
   for (std::vector<int32_t>& ids : options_.calibration) {
     for (int32_t& id : ids) id %= 64;
   }
-  Ask({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 6);
+  SetMix({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 6);
   options_.output.mix.tokens = 2048;
   const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
@@ -404,7 +404,7 @@ TEST_F(MixWalkTest, PlansForAtMostTheAvailableTokens) {
   const auto source = *Checkpoint::Open(Golden("kimi-k2"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
   const std::vector<ModelItem> items = *ListItems(*source);
-  Ask({"fp16", "fp32"}, MixBudget::Kind::kBitsPerWeight, 32);
+  SetMix({"fp16", "fp32"}, MixBudget::Kind::kBitsPerWeight, 32);
   options_.output.calibration.tokens = 100;
   const auto bytes = [&] {
     return PlanMixPasses(spec, items, options_.output, {}, int64_t{1} << 40)->front().bytes;
@@ -423,7 +423,7 @@ TEST_F(MixWalkTest, PassesFitTheirMemory) {
   const auto source = *Checkpoint::Open(models::SourcePath("models/moesaic-tiny"));
   const models::DecoderSpec spec = *models::SpecFromConfig(source->config(), "config.json");
   const std::vector<ModelItem> items = *ListItems(*source);
-  Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
+  SetMix({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 6);
   options_.output.mix.tokens = options_.output.calibration.tokens = 2048;
   int64_t memory = PlanMixPasses(spec, items, options_.output, {}, int64_t{1} << 40)->front().bytes;
   size_t most = 1;
@@ -546,7 +546,7 @@ TEST_F(MixWalkTest, LossesDoNotDependOnPasses) {
     const std::vector<ModelItem> items = *ListItems(*source);
     const auto forms = *FormsOf(*source, items);
     options_.output = {};
-    Ask({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 16);
+    SetMix({"nvfp4", "w8a8", "bf16"}, MixBudget::Kind::kBitsPerWeight, 16);
     const std::vector<std::vector<int32_t>> sequences =
         TestSequences({100, 60, 35}, source->config()["vocab_size"]);
     options_.output.calibration = CalibrationId::Of(sequences);
@@ -600,7 +600,7 @@ TEST_F(MixWalkTest, ErrorNamesAWeightBeyondFp16) {
 }
 
 TEST_F(MixWalkTest, KeptLinearsAreNotPartOfTheMix) {
-  Ask({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
+  SetMix({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
   options_.output.keep = {{tensor::DType::kF32, R"(layers\.1\.)"}};
   const StatusOr<QuantizeReport> report = Run(Golden("kimi-k2"), "out");
   ASSERT_TRUE(report.ok()) << report.status();
@@ -611,7 +611,7 @@ TEST_F(MixWalkTest, KeptLinearsAreNotPartOfTheMix) {
 }
 
 TEST_F(MixWalkTest, RejectsSmoothing) {
-  Ask({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
+  SetMix({"nvfp4", "w8a8"}, MixBudget::Kind::kBitsPerWeight, 8);
   options_.output.analyze.smoothing = true;
   EXPECT_THAT(Message(Run(Golden("kimi-k2"), "out").status()), HasSubstr("excludes smoothing"));
   EXPECT_FALSE(fs::exists(folder_.Path("out")));

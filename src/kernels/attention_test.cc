@@ -118,7 +118,7 @@ class Cache {
 };
 
 // A slice of a batch: tokens start .. start + count of one sequence of the cache.
-struct Part {
+struct SequenceRange {
   int sequence, start, count;
 };
 
@@ -126,13 +126,13 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
  protected:
   // Returns the outputs of all parts, one part's rows after another's. A token's query depends only on the
   // token.
-  std::vector<float> Attend(const Shape& shape, const Cache& cache, const std::vector<Part>& parts,
+  std::vector<float> Attend(const Shape& shape, const Cache& cache, const std::vector<SequenceRange>& parts,
                             int threads) {
     const int q_stride = shape.heads * shape.key_dim + 7, out_stride = shape.heads * shape.value_dim + 9;
     std::vector<SequenceSlice> slices;
     std::vector<float> q;
     int row = 0;
-    for (const Part& part : parts) {
+    for (const SequenceRange& part : parts) {
       slices.push_back({cache.table(part.sequence), part.start, part.count, row});
       row += part.count;
       for (int t = 0; t < part.count; ++t) {
@@ -217,16 +217,16 @@ class AttentionTest : public testing::TestWithParam<Impl<AttentionTileFn>> {
 TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
   std::mt19937 rng(1);
   const std::vector<int> contexts = {1, 2, 63, 64, 65, 127, 130, 256, 257, 300, 600, 1100};
-  const std::vector<Part> parts = {{0, 0, 1},   {1, 0, 2},   {2, 0, 63},    {3, 63, 1},
-                                   {4, 60, 5},  {5, 126, 1}, {6, 64, 66},   {7, 255, 1},
-                                   {8, 250, 7}, {9, 299, 1}, {10, 570, 30}, {11, 1099, 1}};
+  const std::vector<SequenceRange> parts = {{0, 0, 1},   {1, 0, 2},   {2, 0, 63},    {3, 63, 1},
+                                            {4, 60, 5},  {5, 126, 1}, {6, 64, 66},   {7, 255, 1},
+                                            {8, 250, 7}, {9, 299, 1}, {10, 570, 30}, {11, 1099, 1}};
   for (const Shape& shape : kShapes) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kI8}) {
       TestContext test(GetParam().needs, 2);
       const Cache cache(test.context(), shape, dtype, contexts, &rng);
       const std::vector<float> out = Attend(shape, cache, parts, 2);
       int row = 0;
-      for (const Part& part : parts) {
+      for (const SequenceRange& part : parts) {
         for (int t = 0; t < part.count; ++t, ++row) {
           // The double softmax is slow: it checks the ends of a part and some rows between.
           if (t > 1 && t + 2 < part.count && t % 13 != 0) continue;
@@ -273,7 +273,8 @@ TEST_P(AttentionTest, RowBitsDoNotDependOnBatchChunksOrThreads) {
       // Positions around the first 1,024 keys, which are a split where a key has many query heads.
       const int begin = 1010;
       const std::vector<float> around = Attend(shape, cache, {{2, begin, 30}}, 2);
-      for (const Part& part : {Part{2, 1023, 1}, Part{2, 1024, 1}, Part{2, 1039, 1}, Part{2, 1020, 9}}) {
+      for (const SequenceRange& part : {SequenceRange{2, 1023, 1}, SequenceRange{2, 1024, 1},
+                                        SequenceRange{2, 1039, 1}, SequenceRange{2, 1020, 9}}) {
         const std::vector<float> alone = Attend(shape, cache, {part}, 3);
         ASSERT_EQ(
             std::memcmp(alone.data(), &around[(part.start - begin) * row], alone.size() * sizeof(float)), 0)

@@ -45,7 +45,7 @@ class Chooser {
 
  private:
   // Work of one task: groups [first_group, end_group) of a KV head of a row, and blocks [first, end).
-  struct Part {
+  struct ScoreTask {
     int64_t pair = 0;  // index among the pairs that choose
     int64_t row = 0;
     int kv_head = 0, cut = 0;  // cut: index of the part of the groups
@@ -143,8 +143,8 @@ class Chooser {
     TaskQueues queues(s_.ctx, tasks);
     queues.SetEven(tasks);
     queues.Run([&](int64_t task, int64_t next, int worker) {
-      const Part part = PartOf(task);
-      Score(part, next < 0 ? Part{} : PartOf(next), &memory_[worker]);
+      const ScoreTask part = TaskAt(task);
+      Score(part, next < 0 ? ScoreTask{} : TaskAt(next), &memory_[worker]);
       if (!IsLast(&parts_left_[part.pair * cuts_ + part.cut])) return;
       for (int g = part.first_group; g < part.end_group; ++g) {
         s_.ctx.kernels->block_shares(Scores(part.pair, g), std::min(s_.group - g * kScoreGroup, kScoreGroup),
@@ -159,7 +159,7 @@ class Chooser {
     return std::atomic_ref(*left).fetch_sub(1, std::memory_order_acq_rel) == 1;
   }
 
-  Part PartOf(int64_t task) const {
+  ScoreTask TaskAt(int64_t task) const {
     const int64_t pair = task / block_parts_ / cuts_;
     const auto cut = static_cast<int>(task / block_parts_ % cuts_);
     const int64_t row = choosing_[pair / p_.cache.heads];
@@ -180,19 +180,19 @@ class Chooser {
 
   // Returns the number of heads, from this one on, that a worker probably scores one after the other. Their
   // summaries of a block are adjacent.
-  int Together(const Part& part) const {
+  int Together(const ScoreTask& part) const {
     if (p_.cache.sketches || cuts_ * block_parts_ > 1) return 1;
     const int64_t share = choosing_count_ * p_.cache.heads / s_.ctx.pool->size();
     return static_cast<int>(std::clamp<int64_t>(share, 1, p_.cache.heads - part.kv_head));
   }
   // Returns the bytes to prefetch per block: those of these heads, without the sketch of the last one.
-  int64_t Bytes(const Part& part) const {
+  int64_t Bytes(const ScoreTask& part) const {
     const int64_t one = BoxBytes(p_.cache.key_dim) - (p_.cache.sketches ? p_.cache.key_dim : 0);
     return (Together(part) - 1) * KeySummaryBytes(p_.cache) + one;
   }
 
   // `next`: the part that the worker probably scores next.
-  void Score(const Part& part, const Part& next, Memory* own) const {
+  void Score(const ScoreTask& part, const ScoreTask& next, Memory* own) const {
     Memory& memory = *own;
     const int count = part.end - part.first;
     if (count <= 0) return;
@@ -241,12 +241,12 @@ class Chooser {
                                    .stride = s_.stride});
   }
 
-  bool Prefetched(const Part& part, const Memory& memory) const {
+  bool Prefetched(const ScoreTask& part, const Memory& memory) const {
     return cuts_ * block_parts_ == 1 && part.pair >= memory.prefetched && part.pair < memory.end_prefetched;
   }
 
   // Chooses by the sum over the heads, which gives the same order as their mean.
-  void Choose(const Part& part) {
+  void Choose(const ScoreTask& part) {
     const SparseRow& row = s_.rows[part.row];
     float* importance = Shares(part.pair, 0);
     for (int g = 1; g < groups_; ++g) {

@@ -36,14 +36,14 @@ void ActivationRange::Add(const kernels::ExecContext& ctx, const TokenSample& x,
                           std::span<const float> divisors) {
   MOESAIC_CHECK_EQ(x.k, std::ssize(largest_));
   MOESAIC_CHECK(divisors.empty() || std::ssize(divisors) == x.k);
-  struct Part {
+  struct WorkerCounts {
     std::vector<float> largest;
     std::vector<int64_t> counts;
     int64_t zeros = 0;
   };
-  std::vector<Part> parts(ctx.pool->size());
+  std::vector<WorkerCounts> parts(ctx.pool->size());
   ctx.pool->Run(x.count, [&](int64_t t, int worker) {
-    Part& part = parts[worker];
+    WorkerCounts& part = parts[worker];
     part.largest.resize(x.k);
     part.counts.resize(kSizes);
     for (int i = 0; i < x.k; ++i) {
@@ -59,7 +59,7 @@ void ActivationRange::Add(const kernels::ExecContext& ctx, const TokenSample& x,
       }
     }
   });
-  for (const Part& part : parts) {
+  for (const WorkerCounts& part : parts) {
     zeros_ += part.zeros;
     for (size_t i = 0; i < part.largest.size(); ++i) largest_[i] = std::max(largest_[i], part.largest[i]);
     for (size_t i = 0; i < part.counts.size(); ++i) counts_[i] += part.counts[i];

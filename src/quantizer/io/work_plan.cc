@@ -175,11 +175,11 @@ PieceTensor PlaceOf(const OutputTensor& tensor, const Piece& piece) {
 }
 
 OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
-  struct Part {
+  struct PlacedTensor {
     PieceTensor place;
     size_t piece, tensor;
   };
-  std::vector<Part> parts;
+  std::vector<PlacedTensor> parts;
   OutputPlaces places;
   for (size_t p = 0; p < pieces.size(); ++p) {
     const std::vector<OutputTensor>& tensors = output.items[pieces[p].item].tensors;
@@ -189,8 +189,8 @@ OutputPlaces PlacesOf(const OutputPlan& output, std::span<const Piece> pieces) {
       if (place.bytes > 0) parts.push_back({place, p, t});
     }
   }
-  std::ranges::sort(parts, {}, [](const Part& part) { return part.place.offset; });
-  for (const Part& part : parts) {
+  std::ranges::sort(parts, {}, [](const PlacedTensor& part) { return part.place.offset; });
+  for (const PlacedTensor& part : parts) {
     const auto [offset, bytes] = part.place;
     if (places.runs.empty() || places.runs.back().offset + places.runs.back().bytes != offset) {
       const int64_t position =

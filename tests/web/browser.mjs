@@ -10,7 +10,7 @@ export const CHAT = "**/v1/chat/completions";
 export const DESK = { width: 1280, height: 800 };
 export const PHONE = { width: 320, height: 640 };
 export const ON_PHONE = { viewport: PHONE, hasTouch: true, isMobile: true };
-const PATIENCE = 60000; // ms, since the machine may be busy
+const PATIENCE = Number(process.env.MOESAIC_PATIENCE_MS ?? 60000); // longer on a busy machine
 let browser;
 
 before(async () => {

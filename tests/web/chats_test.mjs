@@ -60,6 +60,27 @@ test("conversations are listed, found, renamed, and survive a reload", () => wit
   await page.getByText("You said third thing.").waitFor();
 }));
 
+test("a message that is sent at once after a change of the conversation belongs to the new one", () => withPage({}, async (page) => {
+  await open(page);
+  const bodies = await echo(page);
+  await start(page, "first");
+  const clickAndSend = (selector, text) => page.locator(selector).evaluate((link, words) => {
+    const prompt = document.getElementById("prompt");
+    prompt.value = words;
+    link.click();
+    prompt.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true, cancelable: true }));
+  }, text);
+  await clickAndSend("#new-chat", "second");
+  await page.getByText("You said second.").waitFor();
+  assert.deepEqual(await titles(page), ["second", "first"]);
+  assert.equal(bodies.at(-1).messages.length, 1);
+  await clickAndSend(".conversation a[title=first]", "third");
+  await page.getByText("You said third.").waitFor();
+  await page.getByText("You said first.").waitFor();
+  assert.deepEqual(await titles(page), ["first", "second"]);
+  assert.deepEqual(bodies.at(-1).messages.map(({ content }) => content), ["first", "You said **first**.", "third"]);
+}));
+
 test("Undo restores a deleted conversation, which is removed without it", () => withPage({}, async (page) => {
   await open(page);
   await echo(page);

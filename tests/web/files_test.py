@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "server"))
-from serving import ROOT, serving  # noqa: E402
+from serving import ROOT, patient, serving  # noqa: E402
 
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 
@@ -94,7 +94,7 @@ class Files(unittest.TestCase):
             with tempfile.TemporaryDirectory() as folder:
                 done = subprocess.run(
                     ["cmake", f"-DSOURCE={ROOT}/web", f"-DNPM={npm}", f"-DOUTPUT={folder}/libraries", f"-DSTAMP={folder}/stamp",
-                     "-P", ROOT / "cmake/web_libraries.cmake"], capture_output=True, text=True, timeout=120)
+                     "-P", ROOT / "cmake/web_libraries.cmake"], capture_output=True, text=True, timeout=patient(120))
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn("built without its libraries", done.stderr)
                 self.assertEqual(pathlib.Path(folder, "libraries/js/libraries.js").read_text(), "export const libraries = null;\n")

@@ -30,6 +30,7 @@ const sidebar = new Sidebar(chats, answers, { open: (id) => { location.hash = id
 const operations = new Operations((error) => settings.needKey(error.message, error.status === 403 || keys.admin ? "admin-key" : "api-key"));
 
 let model = "";
+let routed = null; // the part of the address that is shown
 
 /// Resolves with the name of the served model.
 async function findModel() {
@@ -47,12 +48,14 @@ function showFault(error) {
 }
 
 async function send(text) {
-  const shown = thread.conversation ? await chats.branch(thread.conversation.id) : [];
+  if (location.hash !== routed) await route(); // the event of the change has not arrived yet
   let { conversation } = thread;
+  const shown = conversation ? await chats.branch(conversation.id) : [];
   if (!conversation) {
     conversation = chats.create(text);
     thread.conversation = conversation;
     history.replaceState(null, "", `#chat/${conversation.id}`);
+    routed = location.hash;
     byId("tab-chat").href = location.hash;
     sidebar.openId = conversation.id;
   }
@@ -67,6 +70,7 @@ function showBusy() {
 
 /// Shows the view and the conversation of the address: #chat, #chat/ID, #operations.
 async function route() {
+  routed = location.hash;
   const [view, id] = location.hash.slice(1).split("/");
   const shown = view === "operations" ? view : "chat";
   for (const name of ["chat", "operations"]) {

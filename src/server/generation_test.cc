@@ -189,6 +189,21 @@ TEST_F(GenerationTest, AFailureOfTheModelHasItsOwnCounter) {
 }
 
 // Check accepts a prompt that only a replica which has failed can hold, and Add refuses it.
+TEST(FailureOf, NamesTheModelOrTheEngine) {
+  engine::TokenEvent event;
+  event.status = absl::InternalError("NaN in layer 3");
+  event.finish = engine::FinishReason::kError;
+  const ApiError model = ErrorOf(FailureOf(event));
+  EXPECT_EQ(model.http_status, 500);
+  EXPECT_EQ(model.code, "model_failed");
+  EXPECT_EQ(model.message, "the model failed: NaN in layer 3");
+  event.finish = engine::FinishReason::kInternal;
+  const ApiError engine = ErrorOf(FailureOf(event));
+  EXPECT_EQ(engine.http_status, 500);
+  EXPECT_EQ(engine.code, "engine_failed");
+  EXPECT_EQ(engine.message, "the engine failed: NaN in layer 3");
+}
+
 TEST(FailureOf, APromptThatNoReplicaHoldsIsTheClientsError) {
   engine::TokenEvent event;
   event.finish = engine::FinishReason::kInternal;
@@ -196,10 +211,6 @@ TEST(FailureOf, APromptThatNoReplicaHoldsIsTheClientsError) {
   const ApiError refused = ErrorOf(FailureOf(event));
   EXPECT_EQ(refused.http_status, 400);
   EXPECT_EQ(refused.message, "too long");
-  event.status = absl::InternalError("a bug");
-  const ApiError failed = ErrorOf(FailureOf(event));
-  EXPECT_EQ(failed.http_status, 500);
-  EXPECT_EQ(failed.code, "engine_failed");
   event.finish = engine::FinishReason::kLength;
   EXPECT_TRUE(FailureOf(event).ok());
 }

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -332,6 +333,37 @@ class Service(unittest.TestCase):
             with server.holding():
                 for _ in range(3):  # while requests run
                     manager.until("WATCHDOG=1")
+
+
+class ModelFailures(unittest.TestCase):
+    """A model whose logits are not finite."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        for path in MODEL.glob("*.json"):
+            shutil.copy(path, self.folder)
+        data = bytearray((MODEL / "model.safetensors").read_bytes())
+        size = int.from_bytes(data[:8], "little")
+        begin, end = json.loads(data[8:8 + size])["model.norm.weight"]["data_offsets"]
+        data[8 + size + begin:8 + size + end] = b"\xc0\x7f" * ((end - begin) // 2)  # NaN of bf16
+        (self.folder / "model.safetensors").write_bytes(data)
+
+    def test_answers_streams_and_metrics_name_the_model(self):
+        with serving(model=self.folder) as server:
+            body = chat("Hi", max_tokens=2)
+            status, answer = server.json("POST", CHAT, body)
+            self.assertEqual((status, answer["error"]["code"], answer["error"]["type"]), (500, "model_failed", "server_error"))
+            self.assertIn("the model failed: ", answer["error"]["message"])
+            stream = server.request("POST", CHAT, {**body, "stream": True})[2].decode()
+            events = re.findall(r"^data: (.*)$", stream, re.M)
+            self.assertEqual((json.loads(events[0])["error"], events[1:]), (answer["error"], ["[DONE]"]))
+            stream = server.request("POST", "/v1/messages", {**body, "stream": True})[2].decode()
+            error = json.loads(re.search(r"^event: error\ndata: (.*)$", stream, re.M)[1])["error"]
+            self.assertEqual(error, {"type": "api_error", "message": answer["error"]["message"]})
+            self.assertEqual(server.metric("moesaic:request_failures_total"), 3)
+            self.assertEqual(server.metrics()['moesaic:request_failures_total{cause="model",model_name="%s"}' % self.folder.name], 3)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import urllib.request
 import openai._base_client
 import pytest
 
+from serving import ANSWER_SECONDS
+
 RESPONSES = "resp_677efb5139a88190b512bc3fef8e535d", "response_id"
 CONVERSATION, ITEM = "conv_123", "msg_abc"
 made = {}
@@ -15,7 +17,7 @@ made = {}
 def post(path, body):
     request = urllib.request.Request(os.environ["TEST_API_BASE_URL"] + path, json.dumps(body).encode(),
                                      {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
         return json.load(answer)
 
 

@@ -2,9 +2,9 @@
 """Runs a JavaScript test against a server with the packages of its package-lock.json. Installs them once.
 
 Usage: with_node.py BUILD_FOLDER SCRIPT [--chromium]. The script finds the server in MOESAIC_URL, the model in
-MOESAIC_MODEL and the browser, if it needs one, in CHROMIUM. It may write files to MOESAIC_OUT. When Node.js, the packages or the
-browser are missing, this program prints the reason. It then fails if the environment has CI, and else exits with status 77
-(skipped).
+MOESAIC_MODEL, the browser, if it needs one, in CHROMIUM, and the time limit of a step in MOESAIC_PATIENCE_MS. It may write
+files to MOESAIC_OUT. When Node.js, the packages or the browser are missing, this program prints the reason. It then fails if the
+environment has CI, and else exits with status 77 (skipped).
 """
 import fcntl
 import hashlib
@@ -20,6 +20,7 @@ from with_clients import missing
 INSTALL_SECONDS = 900
 MIN_NODE = 18  # has node:test and fetch
 TEST_SECONDS = patient(600)
+STEP_SECONDS = patient(60)
 
 
 def install(folder, source):
@@ -59,7 +60,7 @@ def main():
     with serving() as server:
         return subprocess.run(["node", folder / script.name], timeout=TEST_SECONDS,
                               env={**os.environ, "MOESAIC_URL": server.url, "MOESAIC_MODEL": str(MODEL), "MOESAIC_OUT": str(folder),
-                                   "CHROMIUM": browser}).returncode
+                                   "CHROMIUM": browser, "MOESAIC_PATIENCE_MS": str(round(1000 * STEP_SECONDS))}).returncode
 
 
 if __name__ == "__main__":

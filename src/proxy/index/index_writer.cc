@@ -73,6 +73,14 @@ void IndexWriter::SetState(IndexState state) {
   EntryOf(state_, instance_).index_state.store(static_cast<uint8_t>(state), std::memory_order_release);
 }
 
+bool IndexWriter::HistoryLost() const {
+  return EntryOf(state_, instance_).history_lost.load(std::memory_order_acquire) != 0;
+}
+
+void IndexWriter::SetHistoryLost(bool lost) {
+  EntryOf(state_, instance_).history_lost.store(lost ? 1 : 0, std::memory_order_release);
+}
+
 void IndexWriter::Applied(uint64_t sequence) {
   tracker_.Applied(sequence);
   EntryOf(state_, instance_).next_sequence.store(sequence + 2, std::memory_order_release);
@@ -88,16 +96,10 @@ IndexWriter::Result IndexWriter::Begin() {
 
 void IndexWriter::OnFeedFailed() {
   const Turn turn(*this);
-  if (!turn.allowed()) return;
-  const bool replaying = state() == IndexState::kReplaying;
-  const bool lost = state() == IndexState::kDegraded || (replaying && (was_degraded_ || !replay_complete_));
-  feed_failed_ |= !lost;
-  SetState(IndexState::kDegraded);
+  if (turn.allowed()) SetState(IndexState::kDegraded);
 }
 
 IndexWriter::Result IndexWriter::StartReplay(uint64_t from) {
-  const bool only_feed = std::exchange(feed_failed_, false);
-  was_degraded_ = state() == IndexState::kDegraded && !only_feed;
   SetState(IndexState::kReplaying);
   beginning_ = false;
   replay_next_ = began_at_ = from;
@@ -148,6 +150,7 @@ IndexWriter::Result IndexWriter::ApplyNext(uint64_t sequence, const KvBatch& bat
   entry.last_time = time;
   if (unknown_parent_ && state() == IndexState::kExact) {
     if (!asked_for_all_) return StartReplay(0);
+    SetHistoryLost(true);
     SetState(IndexState::kDegraded);
   }
   return {.applied = true};
@@ -180,14 +183,13 @@ void IndexWriter::EndReplay() {
   if (replay_empty_ && beginning_) {  // nothing was missing
     asked_for_all_ = false;           // messages may pass before the subscription takes effect
   } else if (replay_empty_) {         // the publisher kept none of the missing messages
-    replay_complete_ = false;
     LoseHistory();
     tracker_.Reset();
   }
   replay_next_.reset();
   // Blocks that were lost before the replay stay lost, unless it held everything.
-  const bool whole = !replay_empty_ && began_at_ == 0;
-  SetState(replay_complete_ && (whole || !was_degraded_) ? IndexState::kExact : IndexState::kDegraded);
+  if (!replay_empty_ && began_at_ == 0 && replay_complete_) SetHistoryLost(false);
+  SetState(HistoryLost() ? IndexState::kDegraded : IndexState::kExact);
 }
 
 void IndexWriter::OnReplayFailed() {
@@ -208,7 +210,10 @@ IndexWriter::Result IndexWriter::Retry() {
   return StartReplay(0);
 }
 
-void IndexWriter::LoseHistory() { index_.Clear(instance_); }
+void IndexWriter::LoseHistory() {
+  index_.Clear(instance_);
+  SetHistoryLost(true);
+}
 
 void IndexWriter::Reset() {
   const Turn turn(*this);
@@ -223,6 +228,7 @@ void IndexWriter::Forget() {
   EntryOf(state_, instance_).last_time = 0;
   asked_for_all_ = false;
   device_seen_ = false;
+  SetHistoryLost(false);
   SetState(IndexState::kNone);
 }
 
@@ -240,7 +246,8 @@ void IndexWriter::ApplyEvents(const KvBatch& batch) {
         ++stats_.cleared;
         index_.Clear(instance_);
         // Nothing is in the cache, and that is known: the index is exact from here on.
-        was_degraded_ = false;
+        SetHistoryLost(false);
+        replay_complete_ = true;
         if (state() == IndexState::kDegraded) SetState(IndexState::kExact);
         break;
       case KvEvent::Type::kOther:

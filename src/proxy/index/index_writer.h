@@ -31,10 +31,10 @@ struct IndexWriterStats {
 /// before it.
 ///
 /// A gap makes the index REPLAYING: live messages are ignored until the missing ones were replayed, and the
-/// index is EXACT again at the end of the replay. If the replay begins too late, or no replay socket exists,
-/// history was lost. The instance's blocks are then cleared, so that the index has no false ones, and the
-/// index is DEGRADED, because blocks may be missing, until the engine clears its cache or is restarted. A
-/// writer that starts in the middle of a stream requests a replay of everything.
+/// index is EXACT again at the end of the replay, unless history was lost: if a replay begins too late, or no
+/// replay socket exists. The instance's blocks are then cleared, so that the index has no false ones, and the
+/// index is DEGRADED, because blocks may be missing, until everything was replayed, or the engine clears its
+/// cache or is restarted. A writer that starts in the middle of a stream requests a replay of everything.
 class IndexWriter {
  public:
   /// `lease`: tenure in which this process may write; none: it may always. `generation`: that of the entry
@@ -90,6 +90,8 @@ class IndexWriter {
   Tier TierOf(const std::string& medium);
   void Applied(uint64_t sequence);
   void SetState(IndexState state);
+  bool HistoryLost() const;
+  void SetHistoryLost(bool lost);
 
   State state_;
   BlockIndex index_;
@@ -101,11 +103,9 @@ class IndexWriter {
   bool continued_ = false;               // the tracker has the number at which the process before stopped
   uint64_t began_at_ = 0;                // first number that the replay was requested for
   std::optional<uint64_t> replay_next_;  // number that the replay should have next
-  bool replay_complete_ = false;         // no number was missing in the replay so far
+  bool replay_complete_ = false;         // no number was missing since the replay or the last clear began
   bool replay_empty_ = false;
   bool beginning_ = false;      // a reason other than a gap caused the replay
-  bool was_degraded_ = false;   // history was lost before the replay
-  bool feed_failed_ = false;    // the index is DEGRADED only because the subscription failed
   bool asked_for_all_ = false;  // a replay from the beginning was requested since the last Reset
   bool unknown_parent_ = false;
   bool device_seen_ = false;  // the engine names device memory, so that "CPU" is another tier

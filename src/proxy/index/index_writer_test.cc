@@ -308,6 +308,47 @@ TEST_F(IndexWriterTest, IsDegradedWhenTheSubscriptionFailsDuringAReplayThatLacks
   EXPECT_EQ(writer.state(), IndexState::kDegraded);
 }
 
+TEST_F(IndexWriterTest, IsExactWhenAReplayThatLacksMessagesClearsTheCache) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  ASSERT_EQ(writer.Apply(7, batches[1]).replay_from, 1U);
+  writer.ApplyReplay(4, &OtherStores(1)[0]);  // 1 to 3 are lost
+  KvEvent cleared;
+  cleared.type = KvEvent::Type::kCleared;
+  const KvBatch clear = {.time = 1, .events = {cleared}, .dp_rank = {}};
+  writer.ApplyReplay(5, &clear);
+  writer.ApplyReplay(6, &batches[0]);
+  writer.ApplyReplay(7, &batches[1]);
+  writer.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
+}
+
+TEST_F(IndexWriterTest, ASuccessorFinishesTheReplayOfADeadProcess) {
+  const auto batches = ThreeStores();
+  IndexWriter first(state_, index_, 0);
+  first.Apply(0, batches[0]);
+  ASSERT_EQ(first.Apply(2, batches[2]).replay_from, 1U);
+  IndexWriter successor(state_, index_, 0);
+  EXPECT_EQ(successor.state(), IndexState::kDegraded);
+  EXPECT_EQ(successor.Begin().replay_from, 1U);
+  for (uint64_t i = 1; i < 3; ++i) successor.ApplyReplay(i, &batches[i]);
+  successor.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(successor.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
+  // History that the process had lost stays lost.
+  ASSERT_EQ(successor.Apply(5, batches[0]).replay_from, 3U);
+  successor.OnReplayFailed();
+  successor.Apply(6, batches[0]);
+  ASSERT_EQ(successor.Apply(9, batches[2]).replay_from, 7U);
+  IndexWriter third(state_, index_, 0);
+  EXPECT_EQ(third.Begin().replay_from, 7U);
+  for (uint64_t i = 7; i < 10; ++i) third.ApplyReplay(i, &batches[i - 7]);
+  third.ApplyReplay(kReplayEnd, nullptr);
+  EXPECT_EQ(third.state(), IndexState::kDegraded);
+}
+
 TEST_F(IndexWriterTest, AReplayThatFailedCanBeTriedAgain) {
   const auto batches = ThreeStores();
   IndexWriter writer(state_, index_, 0);

@@ -52,9 +52,10 @@ struct InstanceEntry {
   std::atomic<uint8_t> state;  // InstanceState
   uint8_t role;
   uint8_t healthy;
-  std::atomic<uint8_t> index_state;  // IndexState
-  uint8_t starting;                  // Configure has added it and has not enabled it yet
-  uint8_t drain;                     // as configured
+  std::atomic<uint8_t> index_state;   // IndexState
+  uint8_t starting;                   // Configure has added it and has not enabled it yet
+  uint8_t drain;                      // as configured
+  std::atomic<uint8_t> history_lost;  // the index lacks blocks of messages that no replay had
   uint16_t bootstrap_port;
   uint32_t generation, revision, dp_rank, dp_ranks, group, pod, model_class, block_size, batch_tokens, source,
       source_key;

@@ -4,7 +4,7 @@ import { names, read, remove, write } from "./storage.js";
 import { branch, choose, newId, titleOf } from "./tree.js";
 
 const RESCUE = "moesaic.rescue"; // localStorage: partial answers of a tab that was closed while they streamed
-// localStorage, with an id: a conversation that IndexedDB has not stored yet. It aborts transactions of pages that are left.
+// localStorage, with an id: a conversation that IndexedDB had not stored when its page was left, which aborts transactions
 const UNSAVED = "moesaic.unsaved.";
 const ELSEWHERE = 15000; // ms without a save after which another tab does not stream any more
 
@@ -21,7 +21,15 @@ export class Chats extends EventTarget {
   conversations = new Map(); // id -> conversation, without those that are deleted
   #messages = new Map(); // conversation id -> Map of id -> message, for opened conversations
   #heard = new Map(); // message id -> time of the last save by another tab
+  #saving = new Map(); // conversation -> number of its saves that are not complete
   #failed = false;
+
+  constructor() {
+    super();
+    addEventListener("pagehide", () => {
+      for (const conversation of this.#saving.keys()) write("localStorage", UNSAVED + conversation.id, JSON.stringify(conversation));
+    });
+  }
 
   /// Reads the list. Marks partial answers of closed tabs as "interrupted".
   async load() {
@@ -85,12 +93,13 @@ export class Chats extends EventTarget {
     const messages = this.messages(id); // another tab that loads meanwhile removes them from the database
     conversation.deleted = Date.now();
     this.#saveConversation(conversation);
-    const undo = async () => {
+    const undo = () => {
       delete conversation.deleted;
-      this.#keepUntilSaved(conversation);
-      this.#messages.set(id, await messages);
-      await this.#write("messages", ...(await messages).values());
-      await this.#saveConversation(conversation);
+      return this.#save(conversation, async () => {
+        this.#messages.set(id, await messages);
+        await this.#write("messages", ...(await messages).values());
+        await this.#saveConversation(conversation);
+      });
     };
     undo.finish = () => { if (conversation.deleted && !this.conversations.has(id)) this.#purge(id).catch((error) => this.#fail(error)); };
     return undo;
@@ -159,31 +168,34 @@ export class Chats extends EventTarget {
     if (conversation.deleted) this.conversations.delete(conversation.id);
     else this.conversations.set(conversation.id, conversation);
     this.#changed("list");
-    const text = this.#keepUntilSaved(conversation);
-    await this.#write("conversations", conversation);
-    this.#forgetSaved(conversation.id, text);
+    await this.#save(conversation, () => this.#write("conversations", conversation));
     channel?.postMessage({ conversation });
   }
 
-  #keepUntilSaved(conversation) {
-    const text = JSON.stringify(conversation);
-    write("localStorage", UNSAVED + conversation.id, text);
-    return text;
+  // Runs `store`. If the page is left meanwhile, the next load stores the conversation.
+  async #save(conversation, store) {
+    conversation.saved = Math.max(Date.now(), (conversation.saved ?? 0) + 1);
+    this.#saving.set(conversation, (this.#saving.get(conversation) ?? 0) + 1);
+    await store();
+    const left = this.#saving.get(conversation) - 1;
+    if (left) this.#saving.set(conversation, left);
+    else this.#saving.delete(conversation);
   }
 
-  #forgetSaved(id, text) {
-    if (read("localStorage", UNSAVED + id) === text) remove("localStorage", UNSAVED + id); // else a later change is kept there
-  }
-
-  // Stores changes of tabs that were left before IndexedDB had stored them.
+  // Stores the conversations that pages had not stored when they were left, unless another page has changed them since.
   async #finishSaves() {
     for (const name of names("localStorage", UNSAVED)) {
-      const text = read("localStorage", name);
-      if (!text) continue; // another tab has stored it
-      const conversation = JSON.parse(text);
-      // A conversation that is missing was removed for good, or its messages were not stored either.
-      if (await database.get("conversations", conversation.id)) await database.put("conversations", conversation);
-      this.#forgetSaved(conversation.id, text);
+      let kept = null;
+      try {
+        kept = JSON.parse(read("localStorage", name));
+      } catch { /* It was not written by this page. */ }
+      if (kept?.id) {
+        // Messages are stored before their conversation, and removed before it.
+        const hasMessages = (await database.getByIndex("messages", "conversation", kept.id)).length > 0;
+        await database.update("conversations", kept.id,
+          (stored) => ((stored ? kept.saved > (stored.saved ?? 0) : hasMessages) ? kept : undefined));
+      }
+      remove("localStorage", name);
     }
   }
 

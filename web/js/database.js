@@ -36,6 +36,13 @@ export const get = (store, key) => run(store, "readonly", (all) => all.get(key))
 export const getAll = (store, range) => run(store, "readonly", (all) => all.getAll(range));
 export const getByIndex = (store, index, key) => run(store, "readonly", (all) => all.index(index).getAll(key));
 export const put = (store, ...values) => run(store, "readwrite", (all) => { for (const value of values) all.put(value); });
+/// Stores change(value) in place of the value of a key, in one transaction. undefined: the value stays.
+export const update = (store, key, change) => run(store, "readwrite", (all) => {
+  all.get(key).onsuccess = ({ target }) => {
+    const value = change(target.result);
+    if (value !== undefined) all.put(value);
+  };
+});
 /// Removes the values of a key, or of the keys in an IDBKeyRange.
 export const remove = (store, key) => run(store, "readwrite", (all) => { all.delete(key); });
 export const removeByIndex = (store, index, key) => run(store, "readwrite", (all) => {

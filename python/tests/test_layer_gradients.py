@@ -276,7 +276,7 @@ def test_gradients_of_rounded_weights_are_close(weight_dtype, bound):
     ]
     for rounded, exact in zip(*grads, strict=True):
         torch.testing.assert_close(rounded, exact, rtol=0, atol=bound * max(1, exact.abs().max().item()))
-        assert rounded.abs().max() > 0
+    assert any((rounded - exact).abs().max() > 1e-5 for rounded, exact in zip(*grads, strict=True))
 
 
 def test_edge_perceptron_passes_gradcheck():

@@ -1,5 +1,5 @@
 // Engines over several ranks, which are threads here. Outputs are those of the oracle in every layout, with
-// small chunks, preemption, swapping, tiers, drafts, block sparsity and aborts.
+// small chunks, preemption, swapping, tiers, drafts and aborts.
 #include <algorithm>
 #include <chrono>
 #include <map>

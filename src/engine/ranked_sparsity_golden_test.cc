@@ -99,7 +99,7 @@ TEST_P(RankedSparsityTest, ABudgetOfAllTokensIsDense) {
   EXPECT_EQ(all.stats.sparsity.selections, 0);
 }
 
-// C2: ranks that have whole groups of query heads choose the blocks that one rank chooses.
+// C2a: ranks that have whole groups of query heads choose the blocks that one rank chooses.
 TEST_P(RankedSparsityTest, WholeGroupsChooseLikeOneRank) {
   for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
     SCOPED_TRACE(ToString(mode));
@@ -111,7 +111,6 @@ TEST_P(RankedSparsityTest, WholeGroupsChooseLikeOneRank) {
     EXPECT_GT(of_ranks.missed.sum, 0);
     if (SharesKvHeads()) {
       EXPECT_GT(of_ranks.selections, of_one.selections) << "each rank chooses for its query heads";
-      EXPECT_NE(ranks.said, one.said);
     } else {
       EXPECT_EQ(of_ranks.selections, of_one.selections);
       EXPECT_EQ(of_ranks.blocks_read, of_one.blocks_read);
@@ -120,7 +119,7 @@ TEST_P(RankedSparsityTest, WholeGroupsChooseLikeOneRank) {
   }
 }
 
-// P2 and C5: outputs depend neither on chunks nor on preemption and drafts.
+// P2 and C5: outputs depend neither on chunks, nor on preemption, nor on drafts.
 TEST_P(RankedSparsityTest, OutputsDoNotDependOnTheLoad) {
   for (const int reuse : {1, 5}) {
     SCOPED_TRACE(reuse);

@@ -45,7 +45,7 @@ struct Answer {
 };
 
 // Answers of a wave of requests, two for each rank, in the order in which they are added.
-std::vector<Answer> RunOne(Engine& engine, int wave, int requests) {
+std::vector<Answer> RunWave(Engine& engine, int wave, int requests) {
   std::map<RequestId, Answer> answers;
   for (int i = 0; i < requests; ++i) {
     Request request;
@@ -101,7 +101,7 @@ class SurvivalGoldenTest : public testing::TestWithParam<SurvivalCase> {
   static std::vector<std::vector<Answer>> Waves(RankedEngine& ranks) {
     std::vector<std::vector<Answer>> waves;
     for (int wave = 0; wave < kWaves; ++wave) {
-      waves.push_back(RunOne(ranks.engine(), wave, 2 * GetParam().ranks));
+      waves.push_back(RunWave(ranks.engine(), wave, 2 * GetParam().ranks));
     }
     return waves;
   }
@@ -197,7 +197,7 @@ TEST_P(SurvivalGoldenTest, ExpertsWithoutReplicasAreLeftOutAsInOneProcess) {
       const std::vector<float> expected = ScoreOf(one.engine());
       ASSERT_EQ(scores.size(), expected.size());
       for (size_t at = 0; at < scores.size(); ++at) ASSERT_NEAR(scores[at], expected[at], 1e-4);
-      const std::vector<Answer> answers = RunOne(ranks.engine(), i, 4);
+      const std::vector<Answer> answers = RunWave(ranks.engine(), i, 4);
       ASSERT_EQ(answers.size(), 4U);
       for (const Answer& answer : answers) {
         EXPECT_EQ(answer.finish, FinishReason::kLength) << Message(answer.status);

@@ -188,7 +188,6 @@ TEST_F(GenerationTest, AFailureOfTheModelHasItsOwnCounter) {
   EXPECT_EQ(text.find(R"(cause="engine")"), std::string::npos);
 }
 
-// Check accepts a prompt that only a replica which has failed can hold, and Add refuses it.
 TEST(FailureOf, NamesTheModelOrTheEngine) {
   engine::TokenEvent event;
   event.status = absl::InternalError("NaN in layer 3");
@@ -204,6 +203,7 @@ TEST(FailureOf, NamesTheModelOrTheEngine) {
   EXPECT_EQ(engine.message, "the engine failed: NaN in layer 3");
 }
 
+// Check accepts a prompt that only a replica which has failed can hold, and Add refuses it.
 TEST(FailureOf, APromptThatNoReplicaHoldsIsTheClientsError) {
   engine::TokenEvent event;
   event.finish = engine::FinishReason::kInternal;

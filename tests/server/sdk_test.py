@@ -16,13 +16,13 @@ import tempfile
 import unittest
 import xml.etree.ElementTree
 
-from serving import serving
+from serving import patient, serving
 from source_distribution import fetch
 from with_clients import missing
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCES = pathlib.Path(sys.prefix).with_name("sdk_sources")
-RUN_SECONDS = 1500
+RUN_SECONDS = patient(1500)
 REFUSED = json.loads((HERE / "sdk_refused.json").read_text())
 # Model names of the clients' tests.
 NAMES = ["moesaic-tiny", "gpt-3.5-turbo-instruct", "gpt-6-astra", "model", "text-embedding-3-small", "claude-opus-5-5",

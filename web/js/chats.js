@@ -177,6 +177,7 @@ export class Chats extends EventTarget {
     conversation.saved = Math.max(Date.now(), (conversation.saved ?? 0) + 1);
     this.#saving.set(conversation, (this.#saving.get(conversation) ?? 0) + 1);
     await store();
+    if (this.#failed) return; // pagehide keeps it
     const left = this.#saving.get(conversation) - 1;
     if (left) this.#saving.set(conversation, left);
     else this.#saving.delete(conversation);
@@ -185,17 +186,23 @@ export class Chats extends EventTarget {
   // Stores the conversations that pages had not stored when they were left, unless another page has changed them since.
   async #finishSaves() {
     for (const name of names("localStorage", UNSAVED)) {
+      const text = read("localStorage", name);
       let kept = null;
       try {
-        kept = JSON.parse(read("localStorage", name));
+        kept = JSON.parse(text);
       } catch { /* It was not written by this page. */ }
-      if (kept?.id) {
+      if (typeof kept?.id === "string") {
         // Messages are stored before their conversation, and removed before it.
-        const hasMessages = (await database.getByIndex("messages", "conversation", kept.id)).length > 0;
-        await database.update("conversations", kept.id,
-          (stored) => ((stored ? kept.saved > (stored.saved ?? 0) : hasMessages) ? kept : undefined));
+        const isNew = !(await database.get("conversations", kept.id))
+          && (await database.getByIndex("messages", "conversation", kept.id)).length > 0;
+        let changes = false;
+        await database.update("conversations", kept.id, (stored) => {
+          changes = stored ? kept.saved > (stored.saved ?? 0) : isNew;
+          return changes ? kept : undefined;
+        });
+        if (changes) channel?.postMessage({ conversation: kept });
       }
-      remove("localStorage", name);
+      if (read("localStorage", name) === text) remove("localStorage", name); // else another page has kept a later change
     }
   }
 
@@ -218,6 +225,7 @@ export class Chats extends EventTarget {
       this.#changed("messages", message.conversation);
     } else if (conversation) {
       const known = this.conversations.get(conversation.id);
+      if (known && (conversation.saved ?? 0) < (known.saved ?? 0)) return; // it was changed here since
       if (conversation.deleted) {
         if (known) Object.assign(known, conversation); // users of the old object cannot save it as a stored one
         this.conversations.delete(conversation.id);

@@ -104,7 +104,11 @@ IndexWriter::Result IndexWriter::StartReplay(uint64_t from) {
   beginning_ = false;
   replay_next_ = began_at_ = from;
   replay_complete_ = replay_empty_ = true;
-  asked_for_all_ |= from == 0;
+  if (from == 0) {  // a successor requests everything, too
+    tracker_.Reset();
+    EntryOf(state_, instance_).next_sequence.store(0, std::memory_order_release);
+    asked_for_all_ = true;
+  }
   return {.replay_from = from};
 }
 
@@ -127,10 +131,14 @@ IndexWriter::Result IndexWriter::ApplyNext(uint64_t sequence, const KvBatch& bat
   }
   if (!tracker_.next()) {
     if (sequence > kLastFirstNumber && !asked_for_all_) return StartReplay(0);
-    if (state() == IndexState::kNone) SetState(IndexState::kExact);
+    if (state() == IndexState::kNone || (sequence <= kLastFirstNumber && !HistoryLost())) {
+      SetState(IndexState::kExact);
+    }
   } else {
     switch (tracker_.Check(sequence)) {
       case SequenceTracker::Verdict::kNext:
+        if (!HistoryLost())
+          SetState(IndexState::kExact);  // the subscription had failed, and nothing was missed
         break;
       case SequenceTracker::Verdict::kDuplicate:
         ++stats_.duplicates;
@@ -164,7 +172,7 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
     if (sequence < *replay_next_) return {};
     // From 0 means everything, and some publishers begin with 1.
     const bool whole = *replay_next_ == 0 && sequence <= kLastFirstNumber;
-    if (sequence != *replay_next_ && !whole && replay_complete_) {
+    if (sequence != *replay_next_ && !whole) {
       replay_complete_ = false;
       LoseHistory();
     }
@@ -211,8 +219,8 @@ IndexWriter::Result IndexWriter::Retry() {
 }
 
 void IndexWriter::LoseHistory() {
+  SetHistoryLost(true);  // first, for a successor of a process that dies between the two
   index_.Clear(instance_);
-  SetHistoryLost(true);
 }
 
 void IndexWriter::Reset() {

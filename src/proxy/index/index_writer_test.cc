@@ -325,6 +325,27 @@ TEST_F(IndexWriterTest, IsExactWhenAReplayThatLacksMessagesClearsTheCache) {
   EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
 }
 
+TEST_F(IndexWriterTest, ASuccessorRepeatsTheReplayOfEverything) {
+  const auto batches = ThreeStores();
+  IndexWriter first(state_, index_, 0);
+  first.Apply(0, batches[0]);
+  // A block whose parent is not known.
+  ASSERT_EQ(first.Apply(1, StoreOf(300, 299, {9, 9, 9, 9})).replay_from, 0U);
+  IndexWriter successor(state_, index_, 0);
+  EXPECT_EQ(successor.state(), IndexState::kDegraded);
+  EXPECT_EQ(successor.Begin().replay_from, 0U);
+}
+
+TEST_F(IndexWriterTest, ASubscriptionThatMissedNothingIsExactAgain) {
+  const auto batches = ThreeStores();
+  IndexWriter writer(state_, index_, 0);
+  writer.Apply(0, batches[0]);
+  writer.OnFeedFailed();
+  EXPECT_EQ(writer.state(), IndexState::kDegraded);
+  EXPECT_TRUE(writer.Apply(1, batches[1]).applied);
+  EXPECT_EQ(writer.state(), IndexState::kExact);
+}
+
 TEST_F(IndexWriterTest, ASuccessorFinishesTheReplayOfADeadProcess) {
   const auto batches = ThreeStores();
   IndexWriter first(state_, index_, 0);

@@ -172,7 +172,15 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
   if (!used_before.empty()) {
     // A writer of the engine that had the entry before has ended its batch, and applies no other.
     const WritersLock writers(zone_);
-    for (const int id : used_before) BlockIndex(zone_).Clear(id);
+    for (const int id : used_before) {
+      BlockIndex(zone_).Clear(id);
+      InstanceEntry& entry = view.instance(id);
+      if (entry.index_state.load() == static_cast<uint8_t>(IndexState::kNone)) continue;
+      entry.history_lost.store(1);
+      if (entry.index_state.load() == static_cast<uint8_t>(IndexState::kExact)) {
+        entry.index_state.store(static_cast<uint8_t>(IndexState::kDegraded));
+      }
+    }
   }
   const Locked lock(zone_);
   for (const int id : result.added) {

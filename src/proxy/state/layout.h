@@ -21,7 +21,7 @@ namespace moesaic::proxy {
 
 inline constexpr uint64_t kZoneMagic = 0x3159585250'4d53ULL;  // "SMPRXY1"
 /// Increased with every change of this header or of index/index_layout.h.
-inline constexpr uint32_t kZoneVersion = 7;
+inline constexpr uint32_t kZoneVersion = 8;
 inline constexpr uint32_t kNone = ~uint32_t{0};
 /// Memory order of accesses under the zone's lock, and of hints.
 inline constexpr auto kRelaxed = std::memory_order_relaxed;

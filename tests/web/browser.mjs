@@ -27,6 +27,10 @@ after(() => browser.close());
 export async function withPage(options, use) {
   const context = await browser.newContext({ viewport: DESK, ...options });
   context.setDefaultTimeout(PATIENCE);
+  await context.addInitScript((patience) => { // notices with Undo stay as long as a step may take
+    const wait = window.setTimeout;
+    window.setTimeout = (then, ms, ...rest) => wait(then, ms === 8000 ? patience : ms, ...rest);
+  }, PATIENCE);
   const page = await context.newPage();
   const faults = [];
   page.on("pageerror", (error) => faults.push(error.message));

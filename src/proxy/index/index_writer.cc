@@ -102,11 +102,10 @@ void IndexWriter::OnFeedFailed() {
 IndexWriter::Result IndexWriter::StartReplay(uint64_t from) {
   SetState(IndexState::kReplaying);
   beginning_ = false;
-  replay_next_ = began_at_ = from;
-  replay_complete_ = replay_empty_ = true;
-  if (from == 0) {  // a successor requests everything, too
-    tracker_.Reset();
-    EntryOf(state_, instance_).next_sequence.store(0, std::memory_order_release);
+  replay_next_ = from;
+  replay_empty_ = true;
+  if (from == 0) {
+    ForgetSequence();  // a successor requests everything, too
     asked_for_all_ = true;
   }
   return {.replay_from = from};
@@ -172,8 +171,9 @@ IndexWriter::Result IndexWriter::ApplyReplay(uint64_t sequence, const KvBatch* b
     if (sequence < *replay_next_) return {};
     // From 0 means everything, and some publishers begin with 1.
     const bool whole = *replay_next_ == 0 && sequence <= kLastFirstNumber;
-    if (sequence != *replay_next_ && !whole) {
-      replay_complete_ = false;
+    if (whole) {
+      SetHistoryLost(false);  // a later gap loses it again
+    } else if (sequence != *replay_next_) {
       LoseHistory();
     }
     replay_empty_ = false;
@@ -195,8 +195,6 @@ void IndexWriter::EndReplay() {
     tracker_.Reset();
   }
   replay_next_.reset();
-  // Blocks that were lost before the replay stay lost, unless it held everything.
-  if (!replay_empty_ && began_at_ == 0 && replay_complete_) SetHistoryLost(false);
   SetState(HistoryLost() ? IndexState::kDegraded : IndexState::kExact);
 }
 
@@ -228,10 +226,14 @@ void IndexWriter::Reset() {
   if (turn.allowed()) Forget();
 }
 
-void IndexWriter::Forget() {
-  index_.Clear(instance_);
+void IndexWriter::ForgetSequence() {
   tracker_.Reset();
   EntryOf(state_, instance_).next_sequence.store(0, std::memory_order_release);
+}
+
+void IndexWriter::Forget() {
+  index_.Clear(instance_);
+  ForgetSequence();
   replay_next_.reset();
   EntryOf(state_, instance_).last_time = 0;
   asked_for_all_ = false;
@@ -255,7 +257,6 @@ void IndexWriter::ApplyEvents(const KvBatch& batch) {
         index_.Clear(instance_);
         // Nothing is in the cache, and that is known: the index is exact from here on.
         SetHistoryLost(false);
-        replay_complete_ = true;
         if (state() == IndexState::kDegraded) SetState(IndexState::kExact);
         break;
       case KvEvent::Type::kOther:

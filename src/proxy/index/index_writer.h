@@ -82,6 +82,7 @@ class IndexWriter {
   Result ApplyNext(uint64_t sequence, const KvBatch& batch);
   void EndReplay();
   void Forget();
+  void ForgetSequence();
   void LoseHistory();
   void ApplyEvents(const KvBatch& batch);
   void Stored(const KvEvent& event);
@@ -101,9 +102,7 @@ class IndexWriter {
   uint32_t generation_ = 0;  // of the instance
   SequenceTracker tracker_;
   bool continued_ = false;               // the tracker has the number at which the process before stopped
-  uint64_t began_at_ = 0;                // first number that the replay was requested for
   std::optional<uint64_t> replay_next_;  // number that the replay should have next
-  bool replay_complete_ = false;         // no number was missing since the replay or the last clear began
   bool replay_empty_ = false;
   bool beginning_ = false;      // a reason other than a gap caused the replay
   bool asked_for_all_ = false;  // a replay from the beginning was requested since the last Reset

@@ -8,7 +8,9 @@
 #include <csignal>
 #include <limits>
 #include <optional>
+#include <span>
 #include <thread>
+#include <vector>
 
 #include "proxy/events/kv_decode.h"
 #include "proxy/index/writers_lock.h"
@@ -42,6 +44,19 @@ KvMessage Decoded(const Row& frames) {
   auto batch = DecodeKvBatch(Base64Bytes(frames[2]));
   EXPECT_TRUE(batch.ok()) << batch.status();
   return {*DecodeSequence(Base64Bytes(frames[1])), *std::move(batch)};
+}
+
+// A message of an engine that clears its cache.
+KvBatch Cleared() {
+  KvEvent event;
+  event.type = KvEvent::Type::kCleared;
+  return {.time = 1, .events = {event}, .dp_rank = {}};
+}
+
+// Replays messages whose numbers begin at `first`, and the end.
+void Replay(IndexWriter& writer, uint64_t first, std::span<const KvBatch> batches) {
+  for (const KvBatch& batch : batches) writer.ApplyReplay(first++, &batch);
+  writer.ApplyReplay(kReplayEnd, nullptr);
 }
 
 class IndexWriterTest : public testing::Test {
@@ -201,9 +216,7 @@ TEST_F(IndexWriterTest, ReplaysAGapAndIsExactAgain) {
   ASSERT_EQ(result.replay_from, 1U);
   EXPECT_EQ(writer.state(), IndexState::kReplaying);
   EXPECT_EQ(Matched(kPrompt, kBlock), 1U);  // the known part stays usable
-  writer.ApplyReplay(1, &batches[1]);
-  writer.ApplyReplay(2, &batches[2]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 1, std::span(batches).subspan(1));
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
 }
@@ -213,14 +226,10 @@ TEST_F(IndexWriterTest, ClearsAndDegradesWhenHistoryWasEvicted) {
   IndexWriter writer(state_, index_, 0);
   writer.Apply(0, batches[0]);
   ASSERT_EQ(writer.Apply(5, batches[2]).replay_from, 1U);
-  const KvBatch other = StoreOf(201, std::nullopt, {1, 2, 3, 4, 5, 6, 7, 8});
-  writer.ApplyReplay(4, &other);  // 1 to 3 are lost
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 4, std::vector{StoreOf(201, std::nullopt, {1, 2, 3, 4, 5, 6, 7, 8})});  // 1 to 3 are lost
   EXPECT_EQ(writer.state(), IndexState::kDegraded);
   EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
-  KvEvent cleared;
-  cleared.type = KvEvent::Type::kCleared;
-  writer.Apply(5, {.time = 1, .events = {cleared}, .dp_rank = {}});
+  writer.Apply(5, Cleared());
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
 }
@@ -254,8 +263,7 @@ TEST_F(IndexWriterTest, StaysDegradedWhenALaterGapIsReplayed) {
   writer.OnReplayFailed();  // block 101 is lost, although the engine has it
   writer.Apply(3, others[0]);
   ASSERT_EQ(writer.Apply(6, others[3]).replay_from, 4U);
-  for (uint64_t sequence = 4; sequence < 7; ++sequence) writer.ApplyReplay(sequence, &others[sequence - 3]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 4, std::span(others).subspan(1, 3));
   EXPECT_EQ(writer.state(), IndexState::kDegraded);
   EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
   EXPECT_EQ(Matched(others[3].events[0].tokens, kBlock), 1U);
@@ -263,14 +271,12 @@ TEST_F(IndexWriterTest, StaysDegradedWhenALaterGapIsReplayed) {
   ASSERT_EQ(writer.Apply(8, others[4]).replay_from, 7U);
   writer.OnFeedFailed();
   EXPECT_EQ(writer.Begin().replay_from, 7U);
-  writer.ApplyReplay(7, &others[4]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 7, std::span(others).subspan(4));
   EXPECT_EQ(writer.state(), IndexState::kDegraded);
   // Everything.
   EXPECT_EQ(writer.Retry().replay_from, 0U);
   for (uint64_t sequence = 0; sequence < 3; ++sequence) writer.ApplyReplay(sequence, &batches[sequence]);
-  for (uint64_t sequence = 3; sequence < 8; ++sequence) writer.ApplyReplay(sequence, &others[sequence - 3]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 3, others);
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
 }
@@ -283,13 +289,7 @@ TEST_F(IndexWriterTest, IsExactWhenTheReplayOfALaterGapClearsTheCache) {
   writer.OnReplayFailed();
   writer.Apply(3, OtherStores(1)[0]);
   ASSERT_EQ(writer.Apply(6, batches[0]).replay_from, 4U);
-  KvEvent cleared;
-  cleared.type = KvEvent::Type::kCleared;
-  const KvBatch clear = {.time = 1, .events = {cleared}, .dp_rank = {}};
-  writer.ApplyReplay(4, &clear);
-  writer.ApplyReplay(5, &batches[0]);
-  writer.ApplyReplay(6, &batches[1]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 4, std::vector{Cleared(), batches[0], batches[1]});
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
 }
@@ -303,8 +303,7 @@ TEST_F(IndexWriterTest, IsDegradedWhenTheSubscriptionFailsDuringAReplayThatLacks
   writer.ApplyReplay(4, &others[0]);  // 1 to 3 are lost
   writer.OnFeedFailed();
   EXPECT_EQ(writer.Begin().replay_from, 5U);
-  writer.ApplyReplay(5, &others[1]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 5, std::span(others).subspan(1));
   EXPECT_EQ(writer.state(), IndexState::kDegraded);
 }
 
@@ -314,13 +313,7 @@ TEST_F(IndexWriterTest, IsExactWhenAReplayThatLacksMessagesClearsTheCache) {
   writer.Apply(0, batches[0]);
   ASSERT_EQ(writer.Apply(7, batches[1]).replay_from, 1U);
   writer.ApplyReplay(4, &OtherStores(1)[0]);  // 1 to 3 are lost
-  KvEvent cleared;
-  cleared.type = KvEvent::Type::kCleared;
-  const KvBatch clear = {.time = 1, .events = {cleared}, .dp_rank = {}};
-  writer.ApplyReplay(5, &clear);
-  writer.ApplyReplay(6, &batches[0]);
-  writer.ApplyReplay(7, &batches[1]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 5, std::vector{Cleared(), batches[0], batches[1]});
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 2U);
 }
@@ -334,6 +327,21 @@ TEST_F(IndexWriterTest, ASuccessorRepeatsTheReplayOfEverything) {
   IndexWriter successor(state_, index_, 0);
   EXPECT_EQ(successor.state(), IndexState::kDegraded);
   EXPECT_EQ(successor.Begin().replay_from, 0U);
+}
+
+TEST_F(IndexWriterTest, ASuccessorFinishesTheReplayOfEverything) {
+  const auto batches = ThreeStores();
+  IndexWriter first(state_, index_, 0);
+  first.Apply(0, batches[0]);
+  ASSERT_TRUE(first.Apply(2, batches[2]).replay_from.has_value());
+  first.OnReplayFailed();
+  ASSERT_EQ(first.Retry().replay_from, 0U);
+  first.ApplyReplay(0, &batches[0]);
+  IndexWriter successor(state_, index_, 0);
+  EXPECT_EQ(successor.Begin().replay_from, 1U);
+  Replay(successor, 1, std::span(batches).subspan(1));
+  EXPECT_EQ(successor.state(), IndexState::kExact);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
 }
 
 TEST_F(IndexWriterTest, ASubscriptionThatMissedNothingIsExactAgain) {
@@ -354,8 +362,7 @@ TEST_F(IndexWriterTest, ASuccessorFinishesTheReplayOfADeadProcess) {
   IndexWriter successor(state_, index_, 0);
   EXPECT_EQ(successor.state(), IndexState::kDegraded);
   EXPECT_EQ(successor.Begin().replay_from, 1U);
-  for (uint64_t i = 1; i < 3; ++i) successor.ApplyReplay(i, &batches[i]);
-  successor.ApplyReplay(kReplayEnd, nullptr);
+  Replay(successor, 1, std::span(batches).subspan(1));
   EXPECT_EQ(successor.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
   // History that the process had lost stays lost.
@@ -365,8 +372,7 @@ TEST_F(IndexWriterTest, ASuccessorFinishesTheReplayOfADeadProcess) {
   ASSERT_EQ(successor.Apply(9, batches[2]).replay_from, 7U);
   IndexWriter third(state_, index_, 0);
   EXPECT_EQ(third.Begin().replay_from, 7U);
-  for (uint64_t i = 7; i < 10; ++i) third.ApplyReplay(i, &batches[i - 7]);
-  third.ApplyReplay(kReplayEnd, nullptr);
+  Replay(third, 7, batches);
   EXPECT_EQ(third.state(), IndexState::kDegraded);
 }
 
@@ -379,8 +385,7 @@ TEST_F(IndexWriterTest, AReplayThatFailedCanBeTriedAgain) {
   EXPECT_EQ(writer.state(), IndexState::kDegraded);
   EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
   EXPECT_EQ(writer.Retry().replay_from, 0U);
-  for (uint64_t sequence = 0; sequence < 3; ++sequence) writer.ApplyReplay(sequence, &batches[sequence]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 0, batches);
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
   EXPECT_FALSE(writer.Retry().replay_from);  // there is no reason
@@ -411,8 +416,7 @@ TEST_F(IndexWriterTest, RequestsAFullReplayWhenItStartsInTheMiddle) {
   const auto batches = ThreeStores();
   IndexWriter writer(state_, index_, 0);
   ASSERT_EQ(writer.Apply(2, batches[2]).replay_from, 0U);
-  for (uint64_t i = 0; i < 3; ++i) writer.ApplyReplay(i, &batches[i]);
-  writer.ApplyReplay(kReplayEnd, nullptr);
+  Replay(writer, 0, batches);
   EXPECT_EQ(writer.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
 }
@@ -441,8 +445,7 @@ TEST_F(IndexWriterTest, BeginsWithAReplayOfMissedMessages) {
   IndexWriter successor(state_, index_, 0);
   EXPECT_EQ(successor.Begin().replay_from, 1U);
   EXPECT_EQ(successor.state(), IndexState::kReplaying);
-  for (uint64_t i = 1; i < 3; ++i) successor.ApplyReplay(i, &batches[i]);
-  successor.ApplyReplay(kReplayEnd, nullptr);
+  Replay(successor, 1, std::span(batches).subspan(1));
   EXPECT_EQ(successor.state(), IndexState::kExact);
   EXPECT_EQ(Matched(kPrompt, kBlock), 3U);
   // Nothing was missed.

@@ -1,10 +1,8 @@
 // Attention over chosen blocks on several ranks, which are threads here: docs/contracts/sparsity.md.
-#include <map>
-#include <random>
-#include <utility>
 #include <vector>
 
 #include "engine/ranked_engine.h"
+#include "engine/test_sparsity.h"
 
 namespace moesaic::engine {
 namespace {
@@ -12,7 +10,7 @@ namespace {
 using parallel::Degrees;
 
 struct SparseRun {
-  std::map<RequestId, std::vector<std::pair<int32_t, float>>> said;  // tokens and their log-probabilities
+  SparseOutput said;
   EngineStats stats;
 };
 
@@ -20,12 +18,7 @@ class RankedSparsityTest : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     info_ = RankedEngine(GetParam().checkpoint, {}).info();
-    std::mt19937 rng(1);
-    for (const int length : {300, 330, 385, 70}) {
-      std::vector<int32_t>& prompt = prompts_.emplace_back(length);
-      for (int32_t& id : prompt) id = static_cast<int32_t>(rng() % info_.vocab_size);
-    }
-    std::copy_n(prompts_[0].begin(), 256, prompts_[1].begin());  // both begin with the same four blocks
+    prompts_ = SparsePrompts(info_.vocab_size);
   }
 
   // True if ranks share the query heads of a KV head.
@@ -38,10 +31,7 @@ class RankedSparsityTest : public testing::TestWithParam<Case> {
     EngineOptions options;
     options.max_sequences = 8;
     options.max_batch_tokens = 512;
-    options.sparsity = {.key_summaries = true,
-                        .defaults = {.mode = mode, .budget = budget},
-                        .dense_layers = 1,
-                        .audit_every = 1};
+    options.sparsity = SparseOptions(mode, budget);
     return options;
   }
 
@@ -51,42 +41,14 @@ class RankedSparsityTest : public testing::TestWithParam<Case> {
     const Status started = ranks.Start(options, blocks, swap_blocks);
     EXPECT_TRUE(started.ok()) << Message(started);
     if (!started.ok()) return {};
-    Engine& engine = ranks.engine();
-    for (const std::vector<int32_t>& prompt : prompts_) {
-      Request request;
-      request.prompt = prompt;
-      request.sampling.temperature = 0;
-      request.sampling.max_tokens = 120;
-      request.sampling.logprobs = 0;
-      const auto id = engine.Add(std::move(request));
-      EXPECT_TRUE(id.ok()) << Message(id.status());
-    }
-    SparseRun run;
-    while (!engine.idle()) {
-      std::vector<TokenEvent> events;
-      const Status stepped = engine.Step(&events);
-      EXPECT_TRUE(stepped.ok()) << Message(stepped);
-      if (!stepped.ok()) break;
-      for (const TokenEvent& event : events) {
-        if (event.token) run.said[event.request].emplace_back(*event.token, event.logprobs.logprob);
-      }
-    }
-    run.stats = engine.stats();
+    SparseRun run = {.said = RunSparse(ranks.engine(), prompts_), .stats = ranks.engine().stats()};
     for (const Status& ended : ranks.End()) EXPECT_TRUE(ended.ok()) << Message(ended);
     return run;
   }
 
   // Ranks add their parts in other orders than one rank does, so that log-probabilities are nearly equal.
   static void ExpectSame(const SparseRun& a, const SparseRun& b) {
-    ASSERT_EQ(a.said.size(), b.said.size());
-    for (const auto& [id, tokens] : a.said) {
-      const auto& others = b.said.at(id);
-      ASSERT_EQ(tokens.size(), others.size());
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        ASSERT_EQ(tokens[i].first, others[i].first) << "request " << id << ", token " << i;
-        ASSERT_NEAR(tokens[i].second, others[i].second, 1e-3) << "request " << id << ", token " << i;
-      }
-    }
+    ExpectSameOutput(a.said, b.said, 1e-3, "on ranks");
   }
 
   models::ModelInfo info_;

@@ -1,19 +1,13 @@
 // Attention over chosen blocks in the engine, with real models: docs/contracts/sparsity.md.
-#include <map>
 #include <memory>
-#include <random>
 
 #include "engine/engine.h"
 #include "engine/kv_budget.h"
+#include "engine/test_sparsity.h"
 #include "models/test_session.h"
 
 namespace moesaic::engine {
 namespace {
-
-constexpr int kOutput = 120;
-
-using SparseOutput =
-    std::map<RequestId, std::vector<std::pair<int32_t, float>>>;  // tokens and their log-probabilities
 
 // Fails one in `every` steps after it is computed.
 class UndoneModel : public models::Model {
@@ -44,19 +38,7 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
     auto model = models::Model::Load(path, {.dtype = "f32", .progress = nullptr}, *threads_);
     ASSERT_TRUE(model.ok()) << Message(model.status());
     model_ = *std::move(model);
-    std::mt19937 rng(1);
-    for (const int length : {300, 330, 385, 70}) {
-      std::vector<int32_t>& prompt = prompts_.emplace_back(length);
-      for (int32_t& id : prompt) id = static_cast<int32_t>(rng() % model_->info().vocab_size);
-    }
-    std::copy_n(prompts_[0].begin(), 256, prompts_[1].begin());  // both begin with the same four blocks
-  }
-
-  static SparsityOptions Options(SparsityMode mode, int budget) {
-    return {.key_summaries = true,
-            .defaults = {.mode = mode, .budget = budget},
-            .dense_layers = 1,
-            .audit_every = 1};
+    prompts_ = SparsePrompts(model_->info().vocab_size);
   }
 
   std::unique_ptr<Engine> Make(const SparsityOptions& sparsity, int blocks = 64, int batch_tokens = 512,
@@ -78,44 +60,10 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
     return *std::move(engine);
   }
 
-  static SparseOutput Run(Engine& engine, const std::vector<std::vector<int32_t>>& prompts,
-                          std::optional<RequestSparsity> sparsity = std::nullopt) {
-    for (const std::vector<int32_t>& prompt : prompts) {
-      Request request;
-      request.prompt = prompt;
-      request.sampling.temperature = 0;
-      request.sampling.max_tokens = kOutput;
-      request.sampling.logprobs = 0;
-      request.sparsity = sparsity;
-      const auto id = engine.Add(std::move(request));
-      EXPECT_TRUE(id.ok()) << Message(id.status());
-    }
-    SparseOutput said;
-    while (!engine.idle()) {
-      std::vector<TokenEvent> events;
-      const Status stepped = engine.Step(&events);
-      if (!stepped.ok() && Message(stepped) == "undone") continue;
-      EXPECT_TRUE(stepped.ok()) << Message(stepped);
-      if (!stepped.ok()) break;
-      for (const TokenEvent& event : events) {
-        if (event.token) said[event.request].emplace_back(*event.token, event.logprobs.logprob);
-      }
-    }
-    return said;
-  }
-
   // MLA rounds chunks of different sizes differently: tokens are equal, and log-probabilities are nearly
   // equal.
   void ExpectSame(const SparseOutput& a, const SparseOutput& b, const std::string& what) const {
-    ASSERT_EQ(a.size(), b.size()) << what;
-    for (const auto& [id, tokens] : a) {
-      const auto& others = b.at(id);
-      ASSERT_EQ(tokens.size(), others.size()) << what;
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        ASSERT_EQ(tokens[i].first, others[i].first) << what << ", request " << id << ", token " << i;
-        ASSERT_NEAR(tokens[i].second, others[i].second, model_->info().kv.shared ? 1e-4 : 0) << what;
-      }
-    }
+    ExpectSameOutput(a, b, model_->info().kv.shared ? 1e-4 : 0, what);
   }
 
   const kernels::KernelTable kernels_ = kernels::SelectKernels(runtime::DetectCpu());
@@ -127,13 +75,13 @@ class SparsityGoldenTest : public testing::TestWithParam<const char*> {
 
 // P1: rows that choose no blocks give the same bits as without key summaries, also with MLA.
 TEST_P(SparsityGoldenTest, ABudgetOfAllTokensIsDense) {
-  const SparseOutput dense = Run(*Make({}), prompts_);
+  const SparseOutput dense = RunSparse(*Make({}), prompts_);
   for (const KeySummaryKind kind : {KeySummaryKind::kBox, KeySummaryKind::kSketch}) {
     for (const SparsityMode mode : {SparsityMode::kDense, SparsityMode::kDecode, SparsityMode::kAll}) {
-      SparsityOptions options = Options(mode, 512);
+      SparsityOptions options = SparseOptions(mode, 512);
       options.summary_kind = kind;
       const auto engine = Make(options);
-      EXPECT_EQ(Run(*engine, prompts_), dense) << ToString(mode);
+      EXPECT_EQ(RunSparse(*engine, prompts_), dense) << ToString(mode);
       EXPECT_EQ(engine->stats().sparsity.selections, 0);
     }
   }
@@ -141,38 +89,38 @@ TEST_P(SparsityGoldenTest, ABudgetOfAllTokensIsDense) {
 
 // Rows choose blocks by their sketches, which gives other blocks than boxes.
 TEST_P(SparsityGoldenTest, SketchesChooseTheirOwnBlocks) {
-  SparsityOptions options = Options(SparsityMode::kAll, 256);
+  SparsityOptions options = SparseOptions(SparsityMode::kAll, 256);
   options.summary_kind = KeySummaryKind::kSketch;
-  const auto sketches = Make(options), boxes = Make(Options(SparsityMode::kAll, 256));
-  const SparseOutput said = Run(*sketches, prompts_);
+  const auto sketches = Make(options), boxes = Make(SparseOptions(SparsityMode::kAll, 256));
+  const SparseOutput said = RunSparse(*sketches, prompts_);
   EXPECT_GT(sketches->stats().sparsity.selections, 0);
   EXPECT_LT(sketches->stats().sparsity.blocks_read, sketches->stats().sparsity.blocks_all);
-  EXPECT_NE(said, Run(*boxes, prompts_));
+  EXPECT_NE(said, RunSparse(*boxes, prompts_));
 }
 
 // P2: outputs do not depend on chunks, other requests, preemption, swap, drafts and the cache.
 TEST_P(SparsityGoldenTest, OutputsDoNotDependOnTheLoad) {
   for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
-    const SparsityOptions options = Options(mode, 256);
+    const SparsityOptions options = SparseOptions(mode, 256);
     const auto engine = Make(options);
-    const SparseOutput first = Run(*engine, prompts_);
+    const SparseOutput first = RunSparse(*engine, prompts_);
     const kernels::SparsityCounters& counters = engine->stats().sparsity;
     EXPECT_GT(counters.selections, 0);
     EXPECT_LT(counters.blocks_read, counters.blocks_all);
     EXPECT_GT(counters.missed.sum, 0);
     const std::string name = ToString(mode);
-    ExpectSame(Run(*Make(options, 64, 37), prompts_), first, name + " in chunks of 37");
-    ExpectSame(Run(*Make(options, 64, 512, 0, false), prompts_), first, name + " without a cache");
+    ExpectSame(RunSparse(*Make(options, 64, 37), prompts_), first, name + " in chunks of 37");
+    ExpectSame(RunSparse(*Make(options, 64, 512, 0, false), prompts_), first, name + " without a cache");
     const auto small = Make(options, 9, 50);
-    ExpectSame(Run(*small, prompts_), first, name + " preempted");
+    ExpectSame(RunSparse(*small, prompts_), first, name + " preempted");
     EXPECT_GT(small->stats().preemptions, 0);
     const auto swapping = Make(options, 9, 50, 30);
-    ExpectSame(Run(*swapping, prompts_), first, name + " swapped");
+    ExpectSame(RunSparse(*swapping, prompts_), first, name + " swapped");
     const auto drafting = Make(options, 64, 512, 0, true, "ngram");
-    ExpectSame(Run(*drafting, prompts_), first, name + " with drafts");
+    ExpectSame(RunSparse(*drafting, prompts_), first, name + " with drafts");
     EXPECT_GT(drafting->stats().speculation.draft_tokens, 20);
     for (size_t i = 0; i < prompts_.size(); ++i) {
-      ExpectSame(Run(*Make(options), {prompts_[i]}), {{1, first.at(i + 1)}}, name + " alone");
+      ExpectSame(RunSparse(*Make(options), {prompts_[i]}), {{1, first.at(i + 1)}}, name + " alone");
     }
   }
 }
@@ -180,11 +128,11 @@ TEST_P(SparsityGoldenTest, OutputsDoNotDependOnTheLoad) {
 // C5: the same holds if rows share the choice of an earlier row.
 TEST_P(SparsityGoldenTest, OutputsWithReuseDoNotDependOnTheLoad) {
   for (const SparsityMode mode : {SparsityMode::kDecode, SparsityMode::kAll}) {
-    SparsityOptions options = Options(mode, 320);
-    const SparseOutput each = Run(*Make(options), prompts_);
+    SparsityOptions options = SparseOptions(mode, 320);
+    const SparseOutput each = RunSparse(*Make(options), prompts_);
     options.defaults.reuse = 5;
     const auto engine = Make(options);
-    const SparseOutput first = Run(*engine, prompts_);
+    const SparseOutput first = RunSparse(*engine, prompts_);
     EXPECT_NE(first, each);
     const kernels::SparsityCounters& counters = engine->stats().sparsity;
     EXPECT_GT(counters.reused, counters.selections / 2);
@@ -192,23 +140,23 @@ TEST_P(SparsityGoldenTest, OutputsWithReuseDoNotDependOnTheLoad) {
     EXPECT_LT(counters.blocks_read, counters.blocks_all);
     const std::string name = std::string("reuse, ") + ToString(mode);
     SparseOutput cached;
-    for (const auto& [id, tokens] : Run(*engine, prompts_)) cached[id - prompts_.size()] = tokens;
+    for (const auto& [id, tokens] : RunSparse(*engine, prompts_)) cached[id - prompts_.size()] = tokens;
     ExpectSame(cached, first, name + " from the cache");
-    ExpectSame(Run(*Make(options, 64, 37), prompts_), first, name + " in chunks of 37");
-    ExpectSame(Run(*Make(options, 64, 512, 0, false), prompts_), first, name + " without a cache");
+    ExpectSame(RunSparse(*Make(options, 64, 37), prompts_), first, name + " in chunks of 37");
+    ExpectSame(RunSparse(*Make(options, 64, 512, 0, false), prompts_), first, name + " without a cache");
     const auto small = Make(options, 9, 50);
-    ExpectSame(Run(*small, prompts_), first, name + " preempted");
+    ExpectSame(RunSparse(*small, prompts_), first, name + " preempted");
     EXPECT_GT(small->stats().preemptions, 0);
     const auto swapping = Make(options, 9, 50, 30);
-    ExpectSame(Run(*swapping, prompts_), first, name + " swapped");
+    ExpectSame(RunSparse(*swapping, prompts_), first, name + " swapped");
     const auto drafting = Make(options, 64, 512, 0, true, "ngram");
-    ExpectSame(Run(*drafting, prompts_), first, name + " with drafts");
+    ExpectSame(RunSparse(*drafting, prompts_), first, name + " with drafts");
     EXPECT_GT(drafting->stats().speculation.draft_tokens, 20);
     for (const int rows : {37, 200}) {
       UndoneModel undone(*model_, 2);
       for (const char* drafter : {"off", "ngram"}) {
         const auto repeating = Make(options, 64, rows, 0, true, drafter, &undone);
-        ExpectSame(Run(*repeating, prompts_), first, name + " with steps that are undone");
+        ExpectSame(RunSparse(*repeating, prompts_), first, name + " with steps that are undone");
         EXPECT_EQ(repeating->stats().sparsity.rechosen, 0);
       }
     }
@@ -218,23 +166,23 @@ TEST_P(SparsityGoldenTest, OutputsWithReuseDoNotDependOnTheLoad) {
     // A prompt that diverges from a cached one inside a block copies only whole groups of the block.
     std::vector<int32_t> parted(prompts_[2].begin(), prompts_[2].begin() + 333);
     parted.push_back(prompts_[2][333] == 1 ? 2 : 1);
-    ExpectSame({{1, Run(*engine, {parted}).begin()->second}}, Run(*Make(options), {parted}),
+    ExpectSame({{1, RunSparse(*engine, {parted}).begin()->second}}, RunSparse(*Make(options), {parted}),
                name + " parted");
   }
 }
 
 // P4: blocks of sparse rows are not found by requests that would compute them differently.
 TEST_P(SparsityGoldenTest, SparseOutputBlocksAreNotSharedWithPrompts) {
-  const auto engine = Make(Options(SparsityMode::kDecode, 256));
-  const SparseOutput first = Run(*engine, {prompts_[0]});
+  const auto engine = Make(SparseOptions(SparsityMode::kDecode, 256));
+  const SparseOutput first = RunSparse(*engine, {prompts_[0]});
   std::vector<int32_t> longer = prompts_[0];
   for (const auto& [token, logprob] : first.at(1)) longer.push_back(token);
   const RequestSparsity dense = {.mode = SparsityMode::kDense};
   for (const auto& sparsity : {std::optional<RequestSparsity>(), std::optional(dense)}) {
-    const auto fresh = Make(Options(SparsityMode::kDecode, 256));
+    const auto fresh = Make(SparseOptions(SparsityMode::kDecode, 256));
     const int64_t hits = engine->stats().cache_hits;
-    const SparseOutput again = Run(*engine, {longer}, sparsity);
-    ExpectSame({{1, again.begin()->second}}, Run(*fresh, {longer}, sparsity), "after an output");
+    const SparseOutput again = RunSparse(*engine, {longer}, sparsity);
+    ExpectSame({{1, again.begin()->second}}, RunSparse(*fresh, {longer}, sparsity), "after an output");
     if (!sparsity) {
       EXPECT_EQ(engine->stats().cache_hits - hits, 300 / 64 * 64)
           << "the whole blocks of the prompt are found";
@@ -244,15 +192,15 @@ TEST_P(SparsityGoldenTest, SparseOutputBlocksAreNotSharedWithPrompts) {
 
 // P4: sparse prompts share blocks with prompts of the same settings.
 TEST_P(SparsityGoldenTest, SparsePromptsShareBlocksOnlyAtEqualSettings) {
-  const auto engine = Make(Options(SparsityMode::kDecode, 256));
+  const auto engine = Make(SparseOptions(SparsityMode::kDecode, 256));
   const RequestSparsity all = {.mode = SparsityMode::kAll, .budget = 256};
-  const SparseOutput first = Run(*engine, {prompts_[2]}, all);
-  const SparseOutput dense = Run(*engine, {prompts_[2]}, RequestSparsity{});
+  const SparseOutput first = RunSparse(*engine, {prompts_[2]}, all);
+  const SparseOutput dense = RunSparse(*engine, {prompts_[2]}, RequestSparsity{});
   EXPECT_EQ(engine->stats().cache_hits, 0) << "dense prompts find no sparse blocks";
-  const SparseOutput again = Run(*engine, {prompts_[2]}, all);
+  const SparseOutput again = RunSparse(*engine, {prompts_[2]}, all);
   EXPECT_EQ(engine->stats().cache_hits, 384);
   ExpectSame({{1, again.begin()->second}}, {{1, first.begin()->second}}, "from the cache");
-  Run(*engine, {prompts_[2]}, RequestSparsity{.mode = SparsityMode::kAll, .budget = 320});
+  RunSparse(*engine, {prompts_[2]}, RequestSparsity{.mode = SparsityMode::kAll, .budget = 320});
   EXPECT_EQ(engine->stats().cache_hits, 384) << "prompts with another budget find no such blocks";
 }
 
@@ -285,9 +233,9 @@ TEST_P(SparsityGoldenTest, ScoringUsesThePromptSettings) {
     return logits;
   };
   const std::vector<float> dense = score({});
-  EXPECT_EQ(score(Options(SparsityMode::kAll, 512)), dense);
-  EXPECT_EQ(score(Options(SparsityMode::kDecode, 256)), dense);
-  const std::vector<float> sparse = score(Options(SparsityMode::kAll, 256));
+  EXPECT_EQ(score(SparseOptions(SparsityMode::kAll, 512)), dense);
+  EXPECT_EQ(score(SparseOptions(SparsityMode::kDecode, 256)), dense);
+  const std::vector<float> sparse = score(SparseOptions(SparsityMode::kAll, 256));
   EXPECT_NE(sparse, dense);
 }
 

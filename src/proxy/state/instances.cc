@@ -176,6 +176,7 @@ StatusOr<Configured> State::Configure(std::span<const InstanceConfig> configs, N
       BlockIndex(zone_).Clear(id);
       InstanceEntry& entry = view.instance(id);
       if (entry.index_state.load() == static_cast<uint8_t>(IndexState::kNone)) continue;
+      // The engine still has the blocks.
       entry.history_lost.store(1);
       if (entry.index_state.load() == static_cast<uint8_t>(IndexState::kExact)) {
         entry.index_state.store(static_cast<uint8_t>(IndexState::kDegraded));

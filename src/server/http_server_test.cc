@@ -1,5 +1,6 @@
 // Tests the transport with hooks of the tests.
 #include "server/http_server.h"
+#include "base/test_patience.h"
 
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_patience.h"
 #include "server/router.h"
 #include "server/test_client.h"
 
@@ -90,7 +92,10 @@ class HeldRequest {
   int port() const { return server_->port(); }
   std::shared_ptr<ResponseWriter> Writer() { return writer_.get_future().get(); }
   /// Waits until the client has left.
-  bool Left() { return left_.get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready; }
+  bool Left() {
+    return left_.get_future().wait_for(std::chrono::duration<double>(base::Patient(60))) ==
+           std::future_status::ready;
+  }
 
  private:
   std::promise<std::shared_ptr<ResponseWriter>> writer_;
@@ -252,7 +257,7 @@ TEST(HttpServer, RefusesConnectionsAboveTheLimit) {
 // Asks until the answer begins with `expected`, since the server notices the events before it on other
 // threads.
 bool AnswersAtLast(int port, std::string_view expected, const std::string& body) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(base::Patient(60));
   while (!SendRequest(port, "POST", "/", body).starts_with(expected)) {
     if (std::chrono::steady_clock::now() > end) return false;
   }

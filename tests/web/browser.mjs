@@ -11,9 +11,10 @@ export const DESK = { width: 1280, height: 800 };
 export const PHONE = { width: 320, height: 640 };
 export const ON_PHONE = { viewport: PHONE, hasTouch: true, isMobile: true };
 const PATIENCE = Number(process.env.MOESAIC_PATIENCE_MS ?? 60000); // longer on a busy machine
-let browser;
+let browser, noticeMs; // time for which the page shows a notice
 
 before(async () => {
+  noticeMs = 1000 * /const SECONDS = (\d+);/.exec(await (await fetch(`${url}/js/toast.js`)).text())[1];
   browser = await chromium.launch({
     executablePath: process.env.CHROMIUM, headless: true, timeout: PATIENCE,
     args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -27,10 +28,10 @@ after(() => browser.close());
 export async function withPage(options, use) {
   const context = await browser.newContext({ viewport: DESK, ...options });
   context.setDefaultTimeout(PATIENCE);
-  await context.addInitScript((patience) => { // notices with Undo stay as long as a step may take
+  await context.addInitScript(([patience, notice]) => { // notices stay as long as a step may take
     const wait = window.setTimeout;
-    window.setTimeout = (then, ms, ...rest) => wait(then, ms === 8000 ? patience : ms, ...rest);
-  }, PATIENCE);
+    window.setTimeout = (then, ms, ...rest) => wait(then, ms === notice ? patience : ms, ...rest);
+  }, [PATIENCE, noticeMs]);
   const page = await context.newPage();
   const faults = [];
   page.on("pageerror", (error) => faults.push(error.message));

@@ -2,6 +2,7 @@
 // swap space, compared with a cache that holds all blocks.
 //   cache_preemption_bench models/moesaic-tiny --requests 8 --prompt 600 --output 300
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -88,5 +89,6 @@ int main(int argc, char** argv) {
   app.add_option("--share", load.share, "Of the blocks they need, the cache has this")->capture_default_str();
   app.add_option("--rounds", load.rounds, "Median of so many")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
+  spdlog::set_level(spdlog::level::warn);  // the engine logs each preemption
   moesaic::bench::Compare(load);
 }

@@ -103,7 +103,9 @@ bound = number(r'^bound ([0-9.]+) ms')
 print(f"| {sys.argv[1]} | {re.search('forwarded at (.*)', text)[1]} | {ms['forwarded']:.3f} | {ms['direct'] / ms['forwarded']:.2f}x "
       f"| {ms['direct-round-robin'] / ms['forwarded']:.2f}x | {bound / ms['forwarded']:.0%} | {ms['direct'] / bound:.2f}x "
       f"| {number(r'^forwarded +dispatch .* messages .* rows +([0-9.]+) MB rows .* by the formula'):.3f} "
-      f"| {number(r'^forwarded +dispatch .*, by the formula ([0-9.]+) MB'):.3f} | {number(r'^forwarded +dispatch .*ratio ([0-9.]+)'):.4f} |")
+      f"| {number(r'^forwarded +dispatch .*, by the formula ([0-9.]+) MB'):.3f} | {number(r'^forwarded +dispatch .*ratio ([0-9.]+)'):.4f} "
+      f"| {number(r'^forwarded +combine .* rows +([0-9.]+) MB rows .* by the formula'):.3f} "
+      f"| {number(r'^forwarded +combine .*ratio ([0-9.]+)'):.4f} |")
 END
 }
 
@@ -111,8 +113,8 @@ exchange() {
   local topology
   simulated exchange_bench
   printf '\n## Dispatch and combine, 256 experts, top-8, hidden 7168, %s tokens per rank\n\n' "$tokens"
-  printf 'At most: over flat block, if forwarding took the time of the bound. MB: rows of a dispatch between topmost groups, counted, and by the formula of one row per token and topmost group that forwards.\n\n'
-  printf '| topology | forwarded at | ms | over flat block | over flat round-robin | of bound | at most | MB | formula | ratio |\n|---|---|---|---|---|---|---|---|---|---|\n'
+  printf 'At most: over flat block, if forwarding took the time of the bound. MB: rows of a dispatch between topmost groups, counted, and by the formula of one row per token and topmost group that forwards. Combine MB: rows of sums on the way back, whose formula is the same, and the ratio of both.\n\n'
+  printf '| topology | forwarded at | ms | over flat block | over flat round-robin | of bound | at most | MB | formula | ratio | combine MB | ratio |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n'
   for topology in "${topologies[@]}"; do exchange_of "$topology"; done
 }
 

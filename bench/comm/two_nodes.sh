@@ -153,7 +153,7 @@ exchange() {
   printf '\n## Dispatch and combine, 2 nodes x 4 ranks\n\n```\n'
   for run in $(seq "$launches"); do
     launch 4 block tuned "$build/bin/comm_exchange_bench" --transport mpi --nodes 2 --experts 256 --top-k 8 --hidden 7168 \
-      --tokens 128 --segment 4 --rounds "$rounds" | tee "$raw/exchange.$run"
+      --tokens 128 --segment 4 --direct-segment 128 --rounds "$rounds" | tee "$raw/exchange.$run"
   done
   printf '```\n'
 }

@@ -180,7 +180,7 @@ TEST(EstimateTest, AgreesWithAnExecutionOnVirtualTime) {
       const auto estimate = EstimateExchange(topology, map, workload, options);
       ASSERT_TRUE(estimate.ok()) << estimate.status();
       std::vector<double> dispatched(ranks), combined(ranks);
-      std::vector<std::vector<LevelTraffic>> traffic(ranks);
+      std::vector<std::vector<LevelTraffic>> traffic(ranks), combine_traffic(ranks);
       RunRanks(ranks,
                [&](Transport& transport) {
                  const int rank = transport.rank();
@@ -204,6 +204,7 @@ TEST(EstimateTest, AgreesWithAnExecutionOnVirtualTime) {
                      exchange->Combine(RowsOf(std::span(y)), got->handle(), OutputOf(std::span(out))).ok());
                  combined[rank] = transport.Now() - start;
                  traffic[rank] = exchange->dispatch_traffic();
+                 combine_traffic[rank] = exchange->combine_traffic();
                },
                {.topology = &topology});
       const double seconds = *std::max_element(combined.begin(), combined.end());
@@ -218,6 +219,13 @@ TEST(EstimateTest, AgreesWithAnExecutionOnVirtualTime) {
         }
         EXPECT_EQ(rows, estimate->dispatch[level].rows);
         EXPECT_EQ(routing, estimate->dispatch[level].routing_bytes);
+        int64_t sums = 0, sum_bytes = 0;
+        for (const auto& levels : combine_traffic) {
+          sums += levels[level].rows;
+          sum_bytes += levels[level].row_bytes;
+        }
+        EXPECT_EQ(sums, estimate->combine[level].rows);
+        EXPECT_EQ(sum_bytes, estimate->combine[level].row_bytes);
       }
     }
   }

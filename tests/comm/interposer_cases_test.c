@@ -1,8 +1,11 @@
 // Rare cases of MPI programs under libmoesaic_mpi.so: operations and types that it passes through,
 // communicators that are freed or not, intercommunicators, errors, threads and attributes. Results are
 // compared with PMPI_*. Usage: mpirun -x LD_PRELOAD=... interposer_cases_test [huge | sends NUMBER |
-// other-sends NUMBER]. "huge" sends parts of more than 2^31 bytes. The others expect this, or another, number
-// of messages from each rank in an AllReduce of 16 KiB.
+// other-sends NUMBER | crosses once | crosses often].
+//   huge                 sends parts of more than 2^31 bytes
+//   sends, other-sends   expect this, or another, number of messages from each rank in an AllReduce of 16 KiB
+//   crosses              expects that an AllReduce of 1 MiB on 4 ranks sends the vector once, or more often,
+//                        from each pair of ranks (0 and 1, 2 and 3) to the other pair
 #include <complex.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -19,9 +22,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // The library sends with MPI_Isend, which the program may define: only calls that it took over send by it.
 static _Atomic int sends;
+static _Atomic long long crossing_bytes;  // to other nodes
+static int nodes[kMaxRanks];              // of the ranks of the communicator in use; all 0 in most cases
 int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
               MPI_Request* request) {
+  int own, bytes;
+  PMPI_Comm_rank(comm, &own);
+  PMPI_Type_size(type, &bytes);
   ++sends;
+  if (nodes[to] != nodes[own]) crossing_bytes += (long long)count * bytes;
   return PMPI_Isend(data, count, type, to, tag, comm, request);
 }
 
@@ -439,6 +448,40 @@ static void SendsOfAllReduce(int expected, bool is_equal) {
   Expect(equal, "result of MPI_Allreduce");
 }
 
+// Bytes that all ranks send to the other node in an AllReduce of `count` numbers. Ranks of the world are two
+// to a node.
+static long long CrossingBytes(MPI_Comm comm, int count) {
+  int *in = malloc(sizeof(int) * count), *out = malloc(sizeof(int) * count);
+  PMPI_Allgather(&rank, 1, MPI_INT, nodes, 1, MPI_INT, comm);
+  for (int i = 0; i < size; ++i) nodes[i] /= 2;
+  for (int i = 0; i < count; ++i) in[i] = i % 1000 + rank;
+  crossing_bytes = 0;
+  MPI_Allreduce(in, out, count, MPI_INT, MPI_SUM, comm);
+  long long own = crossing_bytes, all = 0;
+  memset(nodes, 0, sizeof(nodes));
+  PMPI_Allreduce(&own, &all, 1, MPI_LONG_LONG, MPI_SUM, comm);
+  int equal = 1;
+  for (int i = 0; i < count; ++i) equal &= out[i] == size * (i % 1000) + size * (size - 1) / 2;
+  Expect(equal, "result of MPI_Allreduce");
+  free(in), free(out);
+  return all;
+}
+
+// No plan sends less than one vector from each node. A quarter is room for records of calls in debug builds.
+static void Crosses(bool is_once) {
+  const int count = 1 << 18;
+  const long long least = 2LL * count * (long long)sizeof(int);
+  const long long bytes = CrossingBytes(MPI_COMM_WORLD, count);
+  Expect(bytes >= least, "bytes between nodes are fewer than possible");
+  Expect(is_once ? bytes < least + least / 4 : bytes >= least + least / 4, "bytes between nodes");
+  if (!is_once) return;
+  // Ranks of another order keep their devices.
+  MPI_Comm dealt;
+  MPI_Comm_split(MPI_COMM_WORLD, 0, rank % 2 * 2 + rank / 2, &dealt);
+  Expect(CrossingBytes(dealt, count) < least + least / 4, "bytes between nodes in another order of ranks");
+  MPI_Comm_free(&dealt);
+}
+
 // MPI_Finalize calls this before it ends: collectives still work.
 static MPI_Comm kept;
 static int AtFinalize(MPI_Comm comm, int key, void* value, void* extra) {
@@ -460,6 +503,8 @@ int main(int argc, char** argv) {
   MPI_Comm_set_attr(MPI_COMM_SELF, key, NULL);
   if (argc > 1 && strcmp(argv[1], "huge") == 0) {
     if (size == 2) Huge();
+  } else if (argc > 2 && strcmp(argv[1], "crosses") == 0) {
+    if (size == 4) Crosses(strcmp(argv[2], "once") == 0);
   } else if (argc > 2) {
     SendsOfAllReduce(atoi(argv[2]), strcmp(argv[1], "sends") == 0);
   } else {

@@ -132,6 +132,11 @@ std::vector<RankTree> GroupShapes(int ranks) {
     std::vector<int> pairs(ranks / 2, 2);
     if (ranks % 2 == 1) pairs.push_back(1);
     trees.push_back(GroupTree(pairs));
+    // Ports of unequal bandwidth: the second group owns little of a sum, or nothing.
+    RankTree uneven = GroupTree({2, 1, ranks - 3});
+    for (RankTree& child : uneven.children) child.port_bytes_per_s = 4e9;
+    uneven.children[1].port_bytes_per_s = ranks % 2 == 0 ? 3e9 : 1e9;
+    trees.push_back(std::move(uneven));
   }
   if (ranks >= 5) {  // three levels, and ranks in another order than that of the groups
     std::vector<int> even, odd;

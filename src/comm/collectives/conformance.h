@@ -43,8 +43,9 @@ struct ConformanceReport {
 };
 
 /// Runs every algorithm of every collective on every group shape of transport.size() ranks (one level, 1 + 3,
-/// 2 + 2 + 1, three levels), with sampled or all sizes and types and sampled operations, then the planner's
-/// choices through blocking and asynchronous calls. All ranks call it together.
+/// 2 + 2 + 1, groups whose ports differ in bandwidth, three levels), with sampled or all sizes and types and
+/// sampled operations, then the planner's choices through blocking and asynchronous calls. All ranks call it
+/// together.
 ConformanceReport CheckCollectives(Transport& transport, const ConformanceOptions& options = {});
 
 /// Runs a body on each of N ranks and returns after all have ended.

@@ -1,6 +1,7 @@
 // Ranks that are processes, of which one is killed or stopped in the middle of random collectives, or of
 // large messages. The others report it, mask it and continue to dispatch. `--gtest_random_seed=N` selects
 // other faults.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -43,12 +44,19 @@ constexpr double kStoppedLimitSeconds = 3;  // of calls where a rank is stopped
 // The test waits for this limit, so that it is scaled by less.
 constexpr double kMaxStoppedPatience = 4;
 
+// Of a time that a survivor reports.
+constexpr ssize_t kReportBytes = sizeof(double);
+
 struct Role {
   int rank, size, hosts, victim, seed, signal;
   uint16_t port;
   double patience;  // equal on all ranks
   bool is_cut;      // one sender and one receiver of messages that are cut; otherwise random collectives
+  int report;       // descriptor to which survivors of random collectives write when they have the error
 };
+
+// Time of a clock that all processes share.
+double NowSeconds() { return Seconds(Clock::now().time_since_epoch()).count(); }
 
 // Ranks are dealt to hosts in order.
 int HostOf(const Role& role, int rank) { return rank * role.hosts / role.size; }
@@ -88,7 +96,8 @@ enum Outcome : int {
   kNoFarewell,
   kBadRole,
   kTooLate,
-  kTouched
+  kTouched,
+  kNoReport
 };
 
 Outcome Report(const Role& role, Outcome outcome, const std::string& reason) {
@@ -245,11 +254,15 @@ Outcome RunRole(const Role& role) {
   if (!before.ok()) return Report(role, kNotStarted, before.status().ToString());
 
   const Status status = RunCollectives(role, **communicator);
+  const double failed_at_s = NowSeconds();
   if (status.ok()) return Report(role, kNoError, "no collective failed");
   const StatusCode expected = is_killed ? StatusCode::kUnavailable : StatusCode::kDeadlineExceeded;
   if (status.code() != expected || !Names(status, role.victim) ||
       (is_killed && !(*transport)->failed(role.victim))) {
     return Report(role, kWrongError, status.ToString());
+  }
+  if (write(role.report, &failed_at_s, sizeof(failed_at_s)) != kReportBytes) {
+    return Report(role, kNoReport, "the test does not read");
   }
   const std::array dead = {role.victim};
   if (const Status masked = (*exchange)->SetDead(dead); !masked.ok()) {
@@ -358,8 +371,8 @@ Outcome RunCutRole(const Role& role) {
 
 pid_t Spawn(const Role& role) {
   const std::string text =
-      fmt::format("{} {} {} {} {} {} {} {} {}", role.rank, role.size, role.hosts, role.victim, role.seed,
-                  role.signal, role.port, role.patience, static_cast<int>(role.is_cut));
+      fmt::format("{} {} {} {} {} {} {} {} {} {}", role.rank, role.size, role.hosts, role.victim, role.seed,
+                  role.signal, role.port, role.patience, static_cast<int>(role.is_cut), role.report);
   std::string program = "/proc/self/exe", flag = "--role";
   std::vector<char> argument(text.begin(), text.end());
   argument.push_back(0);
@@ -394,15 +407,23 @@ bool IsHit(int state, int signal) {
   return signal == SIGKILL ? WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL : WIFSTOPPED(state);
 }
 
-// Runs a job whose victim gets the signal; returns the seconds until the last survivor has ended.
-double RunJob(int signal, int size, int hosts, int seed, double patience) {
+// Seconds since the victim was hit.
+struct JobTimes {
+  double named_s;  // until the last survivor has the error that names it
+  double ended_s;  // until the last survivor has ended
+};
+
+// Runs a job whose victim gets the signal.
+JobTimes RunJob(int signal, int size, int hosts, int seed, double patience) {
   const int victim = (seed * 7 + 1) % size;
   const uint16_t port = FreePort();
+  std::array<int, 2> pipe_ends = {-1, -1};
+  EXPECT_EQ(pipe2(pipe_ends.data(), O_NONBLOCK), 0);
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < size; ++rank)
-    ranks.push_back(Spawn({rank, size, hosts, victim, seed, signal, port, patience, false}));
+    ranks.push_back(Spawn({rank, size, hosts, victim, seed, signal, port, patience, false, pipe_ends[1]}));
   const int victim_state = StateOf(ranks[victim], WUNTRACED);
-  const auto start = Clock::now();
+  const double start = NowSeconds();
   const bool is_hit = IsHit(victim_state, signal);
   EXPECT_TRUE(is_hit) << "seed " << seed << ": victim " << victim << " ended with " << victim_state;
   for (int rank = 0; rank < size; ++rank) {
@@ -411,19 +432,25 @@ double RunJob(int signal, int size, int hosts, int seed, double patience) {
     EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == kAsExpected)
         << "seed " << seed << ", rank " << rank << ": " << state;
   }
-  const double seconds = Seconds(Clock::now() - start).count();
+  JobTimes times = {0, NowSeconds() - start};
   if (signal == SIGSTOP && is_hit) {
     kill(ranks[victim], SIGKILL);
     StateOf(ranks[victim]);
   }
-  return seconds;
+  int survivors = 0;
+  for (double at_s = 0; read(pipe_ends[0], &at_s, sizeof(at_s)) == kReportBytes; ++survivors) {
+    times.named_s = std::max(times.named_s, at_s - start);
+  }
+  EXPECT_EQ(survivors, size - 1) << "seed " << seed;
+  for (const int end : pipe_ends) close(end);
+  return times;
 }
 
 // Runs a sender and a receiver on different hosts. The sender is hit in the middle of its messages.
 void RunCutJob(int signal, double patience) {
   const uint16_t port = FreePort();
-  const pid_t receiver = Spawn({0, 2, 2, 1, 0, signal, port, patience, true});
-  const pid_t sender = Spawn({1, 2, 2, 1, 0, signal, port, patience, true});
+  const pid_t receiver = Spawn({0, 2, 2, 1, 0, signal, port, patience, true, -1});
+  const pid_t sender = Spawn({1, 2, 2, 1, 0, signal, port, patience, true, -1});
   const int hit = StateOf(sender, WUNTRACED);
   const bool is_hit = IsHit(hit, signal);
   EXPECT_TRUE(is_hit) << "the sender ended with " << hit;
@@ -461,19 +488,22 @@ constexpr double kEndSeconds = 12.5;
 TEST_P(UcxFaultTest, SurvivorsNameTheKilledRankInTimeAndDispatchWithoutIt) {
   for (int i = 0; i < 3; ++i) {
     const int hosts = std::min(2 + i, GetParam().max_hosts);
-    const double seconds = RunJob(SIGKILL, 2 + i, hosts, FirstSeed() + i, base::Patient(1));
-    EXPECT_LT(seconds, base::Patient(kUcxDeathLimitSeconds + kEndSeconds));
-    fmt::print("{} ranks over {}: survivors ended after {:.2f} s\n", 2 + i, GetParam().name, seconds);
+    const JobTimes times = RunJob(SIGKILL, 2 + i, hosts, FirstSeed() + i, base::Patient(1));
+    EXPECT_LT(times.named_s, base::Patient(kUcxDeathLimitSeconds));
+    EXPECT_LT(times.ended_s, base::Patient(kUcxDeathLimitSeconds + kEndSeconds));
+    fmt::print("{} ranks over {}: survivors named the rank after {:.2f} s, ended after {:.2f} s\n", 2 + i,
+               GetParam().name, times.named_s, times.ended_s);
   }
 }
 
 TEST_P(UcxFaultTest, SurvivorsNameTheStoppedRankAfterTheTimeLimitAndDispatchWithoutIt) {
   const double patience = base::Patient(1);
-  const double seconds = RunJob(SIGSTOP, 4, GetParam().max_hosts, FirstSeed() + 5, patience);
-  EXPECT_GT(seconds, StoppedLimit(patience) - 1);
+  const JobTimes times = RunJob(SIGSTOP, 4, GetParam().max_hosts, FirstSeed() + 5, patience);
+  EXPECT_GT(times.ended_s, StoppedLimit(patience) - 1);
   // Sends to the stopped rank are withdrawn for 1 s, and its endpoint is closed for 1 s.
-  EXPECT_LT(seconds, StoppedLimit(patience) + base::Patient(2 + kEndSeconds));
-  fmt::print("4 ranks over {}: survivors ended after {:.2f} s\n", GetParam().name, seconds);
+  EXPECT_LT(times.ended_s, StoppedLimit(patience) + base::Patient(2 + kEndSeconds));
+  fmt::print("4 ranks over {}: survivors named the rank after {:.2f} s, ended after {:.2f} s\n",
+             GetParam().name, times.named_s, times.ended_s);
 }
 
 // The transports of UCX that work between processes of every machine. Only the ranks of "hosts" take each
@@ -501,8 +531,8 @@ TEST(UcxCutMessageTest, BuffersOfCancelledReceivesAreNotWrittenWhenAStoppedRankO
 int RunRoleOf(const char* text) {
   Role role{};
   int is_cut = 0;
-  if (std::sscanf(text, "%d %d %d %d %d %d %hu %lf %d", &role.rank, &role.size, &role.hosts, &role.victim,
-                  &role.seed, &role.signal, &role.port, &role.patience, &is_cut) != 9) {
+  if (std::sscanf(text, "%d %d %d %d %d %d %hu %lf %d %d", &role.rank, &role.size, &role.hosts, &role.victim,
+                  &role.seed, &role.signal, &role.port, &role.patience, &is_cut, &role.report) != 10) {
     return kBadRole;
   }
   role.is_cut = is_cut != 0;

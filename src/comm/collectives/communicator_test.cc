@@ -169,11 +169,37 @@ TEST(CommunicatorTest, DeterministicReduceScatterAddsInTheOrderOfRanks) {
   }
 }
 
-// Bound of rule C12: each group's partial sum is rounded once, and the result once.
+// Bounds of rule C12: each group's partial sum is rounded once, and the result of an AllReduce once more.
+double StepOf(WireFormat wire) { return wire == WireFormat::kBf16 ? 0x1p-8 : 1.0 / 254 * (1 + 0x1p-15); }
+constexpr double kRoundingOfF32 = 1e-5;
+double PartsBound(WireFormat wire, double largest_partial, int groups) {
+  return (groups - 1) * largest_partial * StepOf(wire);
+}
 double ErrorBound(WireFormat wire, double largest_partial, double largest_sum, int groups) {
-  const double step = wire == WireFormat::kBf16 ? 0x1p-8 : 1.0 / 254 * (1 + 0x1p-15);
-  const double partials = (groups - 1) * largest_partial * step;
-  return partials + (largest_sum + partials) * step + 1e-5;  // and the rounding of f32
+  const double partials = PartsBound(wire, largest_partial, groups);
+  return partials + (largest_sum + partials) * StepOf(wire) + kRoundingOfF32;
+}
+
+// Sums of InputOf() of groups of ranks, and their largest magnitudes.
+struct GroupSums {
+  std::vector<double> sum;
+  double largest_partial = 0, largest_sum = 0;  // a sum of the first groups counts, too
+};
+GroupSums SumsOf(const std::vector<int>& sizes, int count) {
+  GroupSums sums{.sum = std::vector<double>(count, 0)};
+  int rank = 0;
+  for (const int size : sizes) {
+    std::vector<double> partial(count, 0);
+    for (int i = 0; i < size; ++i, ++rank) {
+      const std::vector<float> input = InputOf(rank, count);
+      for (int k = 0; k < count; ++k) partial[k] += input[k];
+    }
+    for (int k = 0; k < count; ++k) {
+      sums.largest_partial = std::max(sums.largest_partial, std::fabs(partial[k]));
+      sums.largest_sum = std::max(sums.largest_sum, std::fabs(sums.sum[k] += partial[k]));
+    }
+  }
+  return sums;
 }
 
 TEST(CommunicatorTest, CompressedSumsAreWithinTheirBoundAndEqualOnAllRanks) {
@@ -182,30 +208,51 @@ TEST(CommunicatorTest, CompressedSumsAreWithinTheirBoundAndEqualOnAllRanks) {
        {std::vector<int>{2, 2}, std::vector<int>{1, 3}, std::vector<int>{2, 2, 1}, std::vector<int>{1, 1}}) {
     const Topology topology =
         sizes == std::vector<int>{1, 1} ? Topology::Flat(2, kSlow) : GroupTopology(sizes, kFast, kSlow);
-    std::vector<double> sum(count, 0);
-    double largest_partial = 0, largest_sum = 0;
-    int rank = 0;
-    for (const int size : sizes) {
-      std::vector<double> partial(count, 0);
-      for (int i = 0; i < size; ++i, ++rank) {
-        const std::vector<float> input = InputOf(rank, count);
-        for (int k = 0; k < count; ++k) partial[k] += input[k];
-      }
-      for (int k = 0; k < count; ++k) {
-        largest_partial = std::max(largest_partial, std::fabs(partial[k]));
-        largest_sum = std::max(largest_sum, std::fabs(sum[k] += partial[k]));
-      }
-    }
+    const GroupSums sums = SumsOf(sizes, count);
     for (const WireFormat wire : {WireFormat::kBf16, WireFormat::kInt8}) {
       CommunicatorOptions options;
       options.compression = wire;
       const std::vector<std::vector<float>> results = Reduce(topology, count, options);
-      const double bound = ErrorBound(wire, largest_partial, largest_sum, static_cast<int>(sizes.size()));
+      const double bound =
+          ErrorBound(wire, sums.largest_partial, sums.largest_sum, static_cast<int>(sizes.size()));
       double worst = 0;
-      for (int k = 0; k < count; ++k) worst = std::max(worst, std::fabs(results[0][k] - sum[k]));
+      for (int k = 0; k < count; ++k) worst = std::max(worst, std::fabs(results[0][k] - sums.sum[k]));
       EXPECT_LE(worst, bound) << Name(wire);
       EXPECT_GT(worst, bound / 100) << "the encoding was not used";
       for (const std::vector<float>& result : results) EXPECT_EQ(result, results[0]);
+    }
+  }
+}
+
+TEST(CommunicatorTest, CompressedReduceScatterIsWithinItsBound) {
+  const int count = 40'000;
+  for (const std::vector<int>& sizes : {std::vector<int>{2, 2}, std::vector<int>{2, 2, 1}}) {
+    const Topology topology = GroupTopology(sizes, kFast, kSlow);
+    const int ranks = topology.ranks();
+    const GroupSums sums = SumsOf(sizes, count);
+    // Parts differ, and that of rank 1 is empty.
+    std::vector<int64_t> counts(ranks, count / ranks);
+    counts[0] += counts[1];
+    counts[1] = 0;
+    for (const WireFormat wire : {WireFormat::kBf16, WireFormat::kInt8}) {
+      std::vector<double> worst(ranks, 0);
+      RunRanks(ranks, [&](Transport& transport) {
+        CommunicatorOptions options;
+        options.compression = wire;
+        const auto communicator = Make(transport, topology, options);
+        const int rank = transport.rank();
+        const std::vector<float> input = InputOf(rank, count);
+        std::vector<float> output(counts[rank]);
+        EXPECT_EQ(communicator->ReduceScatter(Bytes(input), Writable(output), counts, DType::kF32),
+                  OkStatus());
+        const int64_t first = std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+        for (size_t k = 0; k < output.size(); ++k) {
+          worst[rank] = std::max(worst[rank], std::fabs(output[k] - sums.sum[first + k]));
+        }
+      });
+      const double bound = PartsBound(wire, sums.largest_partial, static_cast<int>(sizes.size()));
+      EXPECT_LE(*std::ranges::max_element(worst), bound + kRoundingOfF32) << Name(wire);
+      EXPECT_GT(*std::ranges::max_element(worst), bound / 100) << "the encoding was not used";
     }
   }
 }
@@ -257,6 +304,16 @@ TEST(CommunicatorTest, RefusesFaultyBuffersAndStaysUsable) {
     };
     EXPECT_THAT(fault(communicator->AllReduce(bytes.first(16), bytes.subspan(8, 16), DType::kF32)),
                 HasSubstr("must not overlap"));
+    const std::vector<int64_t> halves = {2, 2};
+    std::vector<int64_t> received(2);
+    for (const Status& status :
+         {communicator->Broadcast(bytes.first(16), bytes.subspan(8, 16), transport.rank(), DType::kF32),
+          communicator->ReduceScatter(bytes.first(16), bytes.subspan(8, 8), halves, DType::kF32),
+          communicator->AllGather(bytes.subspan(8, 8), bytes.first(16), halves, DType::kF32),
+          communicator->AllToAll(bytes.first(16), bytes.subspan(8, 16), DType::kF32),
+          communicator->AllToAllv(bytes.first(16), halves, bytes.subspan(8, 16), received, DType::kF32)}) {
+      EXPECT_THAT(fault(status), HasSubstr("must not overlap"));
+    }
     EXPECT_THAT(fault(communicator->AllReduce(bytes.first(12), Writable(output), DType::kF32)),
                 HasSubstr("the input must have 16 bytes; found 12"));
     EXPECT_THAT(fault(communicator->Broadcast(bytes, Writable(output), 2, DType::kF32)),

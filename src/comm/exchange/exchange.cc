@@ -12,6 +12,12 @@ namespace {
 // without being reported.
 constexpr double kFaultGraceS = 0.25;
 
+// Sums are stored while rows of later tokens are still read.
+bool SharesBytes(std::span<const std::byte> rows, std::span<const std::byte> sums) {
+  return !rows.empty() && !sums.empty() && rows.data() < sums.data() + sums.size() &&
+         sums.data() < rows.data() + rows.size();
+}
+
 Status CheckOptions(const Transport& transport, const Topology& topology, const ExpertMap& map, int hidden,
                     const ExchangeOptions& options) {
   if (topology.ranks() != transport.size()) {
@@ -242,6 +248,9 @@ StatusOr<std::shared_ptr<RowCombine>> ExpertExchange::StartCombine(const Payload
     return InvalidArgument("exchange: the output must be f32 or bf16, found {}", PayloadName(out.payload));
   }
   RETURN_IF_ERROR(CheckRows({out.payload, out.data, {}}, handle.tokens(), state_.hidden, "output"));
+  if (SharesBytes(y.data, out.data)) {
+    return InvalidArgument("exchange: y and the output of a combine must not overlap; pass another output");
+  }
   auto operation = std::make_shared<RowCombine>(state_, y, out, handle.route_, memory_.Take());
   RETURN_IF_ERROR(operation->Start());
   AddInFlight(operation);

@@ -114,7 +114,7 @@ class ExpertExchange {
   /// Cached mode: rows take the path of an earlier dispatch of any mode, with its weights.
   StatusOr<Dispatched> Dispatch(const PayloadRows& x, const RouteHandle& handle);
   /// Sums expert outputs into `out`. `y` is [handle.rows(), hidden] of kF32 or kBf16, of one payload on all
-  /// ranks.
+  /// ranks, and does not overlap `out`.
   Status Combine(const PayloadRows& y, const RouteHandle& handle, const CombineOutput& out);
 
   /// Low-latency mode: returns after all sends are posted. At most two dispatches are in flight:

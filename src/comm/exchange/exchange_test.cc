@@ -324,6 +324,18 @@ TEST(ExchangeTest, MalformedInputNamesTheTokenAndTheSlot) {
     const auto got = exchange->Dispatch(RowsOf(std::span(x)), {3, 2, ids, {}, {}});
     Check(got.status());
     EXPECT_EQ(got->rows(), 5);
+    // y has 5 rows, and the output has 3: they share one.
+    std::vector<float> both(14);
+    const auto combine = [&](size_t output_row) {
+      return exchange->Combine(RowsOf(std::span<const float>(both).first(10)), got->handle(),
+                               OutputOf(std::span(both).subspan(2 * output_row, 6)));
+    };
+    EXPECT_EQ(Message(combine(4)),
+              "exchange: y and the output of a combine must not overlap; pass another output");
+    EXPECT_EQ(combine(0).code(), StatusCode::kInvalidArgument);
+    std::vector<float> out(6);
+    Check(exchange->Combine(RowsOf(std::span<const float>(both).first(10)), got->handle(),
+                            OutputOf(std::span(out))));
   });
 }
 

@@ -69,23 +69,33 @@ TEST(PlanFactoryTest, PlansOfRandomTreesAreProved) {
   }
 }
 
-// Bytes that leave each child of the tree for another one.
-std::vector<int64_t> BytesOut(const Plan& plan, const RankTree& tree) {
+// Elements that each rank sends to other children of the tree than its own.
+std::vector<int64_t> SentOutByRank(const Plan& plan, const RankTree& tree) {
   std::vector<int> child_of(plan.request.ranks);
   for (size_t child = 0; child < tree.children.size(); ++child) {
     for (const int rank : tree.children[child].ranks) child_of[rank] = static_cast<int>(child);
   }
-  std::vector<int64_t> bytes(tree.children.size(), 0);
+  std::vector<int64_t> sent(plan.request.ranks, 0);
   for (int rank = 0; rank < plan.request.ranks; ++rank) {
     for (const Stream& stream : plan.ranks[rank].streams) {
       for (const Round& round : stream.rounds) {
         for (const Message& message : round.sends) {
-          if (child_of[message.peer] != child_of[rank]) bytes[child_of[rank]] += message.slice.count;
+          if (child_of[message.peer] != child_of[rank]) sent[rank] += message.slice.count;
         }
       }
     }
   }
-  return bytes;
+  return sent;
+}
+
+// The same for each child of the tree.
+std::vector<int64_t> BytesOut(const Plan& plan, const RankTree& tree) {
+  const std::vector<int64_t> sent = SentOutByRank(plan, tree);
+  std::vector<int64_t> sums(tree.children.size(), 0);
+  for (size_t child = 0; child < tree.children.size(); ++child) {
+    for (const int rank : tree.children[child].ranks) sums[child] += sent[rank];
+  }
+  return sums;
 }
 
 TEST(PlanFactoryTest, HierarchicalAllReduceSendsTheLowerBoundBetweenGroups) {
@@ -94,6 +104,23 @@ TEST(PlanFactoryTest, HierarchicalAllReduceSendsTheLowerBoundBetweenGroups) {
   const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kRing});
   ASSERT_TRUE(plan.ok());
   for (const int64_t bytes : BytesOut(*plan, tree)) EXPECT_EQ(bytes, 2 * 3 * request.count / 4);
+}
+
+// Every rank of a group sends an equal part to its peers in the other groups, so that devices with network
+// cards of their own use all of them.
+TEST(PlanFactoryTest, AllRanksOfAGroupSendEqualPartsToOtherGroups) {
+  const RankTree tree = GroupTree({8, 8, 8, 8});
+  const PlanRequest request = {.ranks = 32, .count = 1 << 20};
+  for (const Algorithm top :
+       {Algorithm::kRing, Algorithm::kPairwise, Algorithm::kHalving, Algorithm::kLinear}) {
+    for (const int segments : {1, 4}) {
+      const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = top, .segments = segments});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      for (const int64_t sent : SentOutByRank(*plan, tree)) {
+        EXPECT_EQ(sent, 2 * 3 * request.count / 4 / 8) << Name(top) << ", " << segments << " segments";
+      }
+    }
+  }
 }
 
 TEST(PlanFactoryTest, SendingAtOnceTakesOneRoundPerPhaseAndLevel) {

@@ -45,8 +45,8 @@ TEST(ExplanationTest, LargeAllReduceIsNearTheBoundAndBeatsFlatRings) {
 
 // The targets of hierarchical AllReduce on shipped files.
 TEST(ExplanationTest, AllReduceOf64MegabytesReachesNineTenthsOfTheBound) {
-  for (const char* file :
-       {"accelerators-16-dual-chip.json", "accelerators-4x8-200gbit.json", "accelerators-8x8-200gbit.json"}) {
+  for (const char* file : {"accelerators-16-dual-chip.json", "accelerators-4x8-200gbit.json",
+                           "accelerators-8x8-200gbit.json", "h100-2x8-infiniband.json"}) {
     std::ifstream in(std::string(MOESAIC_SOURCE_DIR) + "/topologies/" + file);
     std::stringstream text;
     text << in.rdbuf();

@@ -1,12 +1,12 @@
 // Times AllReduce over the transport of a launched job, in alternation with other algorithms:
 //   plan                    the planner's choice for the topology
-//   flat-block, flat-round-robin  flat ring, ranks in the order of the tree or dealt to its topmost groups in
-//   turn mpi                     MPI_Allreduce of the job's MPI
+//   flat-block, flat-round-robin  flat ring, ranks in the order of the tree or dealt to its topmost groups
+//   mpi                     MPI_Allreduce of the job's MPI
 //
 //   mpirun -n 4 comm_all_reduce_bench --topology nodes.json --against mpi
 //
 // With --tune FILE, the plans that the planner prefers are timed instead, and the file becomes a tuning table
-// of their medians.
+// of their medians; --collective names other collectives than AllReduce.
 //
 // Each round times every contender: --calls calls, each after a barrier that is not timed, as in the OSU
 // benchmarks. Rank 0 prints the mean time per call of the slowest rank: "sample BYTES CONTENDER SECONDS".
@@ -15,6 +15,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 
 #include "bench/comm/bench_rank.h"
 #include "comm/collectives/communicator.h"
@@ -35,10 +36,12 @@ using tensor::DType;
 constexpr Tag kStartTag = Tag{1} << kCommunicatorTagBits;  // the communicator has those below
 constexpr double kLimitSeconds = 600;
 constexpr size_t kMaxTunedPlans = 8;  // of each size
+constexpr Collective kTuned[] = {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
+                                 Collective::kAllToAll, Collective::kBroadcast};
 
 struct Load {
   std::string topology, order = "block", transport, tune;
-  std::vector<std::string> against;
+  std::vector<std::string> against, collectives = {"all_reduce"};
   std::vector<int64_t> bytes = {65536, 1 << 20};
   int rounds = 9, calls = 20;
   bool warms_up = true;
@@ -50,13 +53,37 @@ Topology OrderedTopology(const Load& load) {
                                : Succeed(topology.Selected(OrderedRanks(topology, RankOrder::kRoundRobin)));
 }
 
-// One size: buffers, and the plans of flat rings.
+Collective CollectiveOf(const std::string& name) {
+  return *std::ranges::find(kTuned, name,
+                            [](Collective collective) { return std::string(Name(collective)); });
+}
+
+// Request for `bytes` of f32: the vector, the result of an AllGather, or one rank's input of a ReduceScatter
+// or AllToAll.
+PlanRequest RequestOf(Collective collective, int ranks, int64_t bytes) {
+  PlanRequest request = {.collective = collective, .ranks = ranks};
+  const auto count = bytes / static_cast<int64_t>(sizeof(float));
+  if (collective == Collective::kAllToAll) {
+    request.count = std::max<int64_t>(count / ranks, 1);
+  } else if (collective == Collective::kReduceScatter || collective == Collective::kAllGather) {
+    request.counts.assign(ranks, count / ranks);
+    for (int rank = 0; rank < count % ranks; ++rank) ++request.counts[rank];
+  } else {
+    request.count = count;
+  }
+  return request;
+}
+
+// One collective and size: buffers, and the plans of flat rings of an AllReduce.
 class Contest {
  public:
-  Contest(Communicator& communicator, int64_t bytes)
-      : communicator_(communicator), input_(bytes / sizeof(float)), output_(input_.size()) {
-    for (size_t i = 0; i < input_.size(); ++i) input_[i] = static_cast<float>(i % 1024);
-    request_ = {.ranks = communicator.size(), .count = static_cast<int64_t>(input_.size())};
+  Contest(Communicator& communicator, Collective collective, int64_t bytes)
+      : communicator_(communicator),
+        request_(RequestOf(collective, communicator.size(), bytes)),
+        input_(InputCount(request_, communicator.rank())),
+        output_(OutputCount(request_, communicator.rank())) {
+    for (size_t i = 0; i < input_.size(); ++i) input_[i] = InputAt(static_cast<int64_t>(i));
+    if (collective != Collective::kAllReduce) return;
     const Topology& topology = communicator.topology();
     const auto ring = [&](RankOrder order) {
       return std::make_shared<const Plan>(
@@ -114,10 +141,32 @@ class Contest {
     return sleep_ ? StartTogether(transport, kStartTag, sleep_, kLimitSeconds) : transport.Now();
   }
 
-  // Sums of small integers are exact in any order.
+  // Of every rank. Sums of small integers are exact in any order.
+  static float InputAt(int64_t i) { return static_cast<float>(i % 1024); }
+
+  float OutputAt(int64_t i) const {
+    const std::vector<int64_t>& counts = request_.counts;
+    const auto ranks = static_cast<float>(communicator_.size());
+    switch (request_.collective) {
+      case Collective::kAllReduce:
+        return ranks * InputAt(i);
+      case Collective::kReduceScatter:
+        return ranks *
+               InputAt(std::accumulate(counts.begin(), counts.begin() + communicator_.rank(), int64_t{0}) +
+                       i);
+      case Collective::kAllGather:
+        for (int from = 0; i >= counts[from]; ++from) i -= counts[from];
+        return InputAt(i);
+      case Collective::kAllToAll:
+        return InputAt(communicator_.rank() * request_.count + i % request_.count);
+      default:
+        return InputAt(i);
+    }
+  }
+
   void CheckResult(const std::string& contender) {
     for (size_t i = 0; i < output_.size(); ++i) {
-      const float expected = input_[i] * static_cast<float>(communicator_.size());
+      const float expected = OutputAt(static_cast<int64_t>(i));
       if (output_[i] != expected) {
         ExitOn(InvalidArgument("{}: element {} must be {}, found {}", contender, i, expected, output_[i]));
       }
@@ -126,8 +175,8 @@ class Contest {
 
   Communicator& communicator_;
   const SimulatedSleep sleep_ = SleepOfSmpi();
+  const PlanRequest request_;
   std::vector<float> input_, output_;
-  PlanRequest request_;
   std::shared_ptr<const Plan> block_, round_robin_, candidate_;
 };
 
@@ -145,9 +194,11 @@ void Tune(Communicator& communicator, Contest& contest, const Load& load, Tuning
     std::ranges::sort(seconds);
     const double median = seconds[seconds.size() / 2];
     const int64_t bytes = RequestBytes(contest.request());
-    table->Add(Collective::kAllReduce, communicator.size(), bytes, Name(choice.candidate), median);
+    const Collective collective = contest.request().collective;
+    table->Add(collective, communicator.size(), bytes, Name(choice.candidate), median);
     if (communicator.rank() == 0) {
-      fmt::print("tuned {} {:.9g} {:.9g} {}\n", bytes, median, choice.seconds, Name(choice.candidate));
+      fmt::print("tuned {} {} {:.9g} {:.9g} {}\n", Name(collective), bytes, median, choice.seconds,
+                 Name(choice.candidate));
     }
   }
 }
@@ -159,11 +210,14 @@ void RunRank(Transport& transport, const Load& load) {
   contenders.insert(contenders.end(), load.against.begin(), load.against.end());
   TuningTable table;
   for (const int64_t bytes : load.bytes) {
-    Contest contest(*communicator, bytes);
     if (!load.tune.empty()) {
-      Tune(*communicator, contest, load, &table);
+      for (const std::string& name : load.collectives) {
+        Contest contest(*communicator, CollectiveOf(name), bytes);
+        Tune(*communicator, contest, load, &table);
+      }
       continue;
     }
+    Contest contest(*communicator, Collective::kAllReduce, bytes);
     if (prints) {
       Planner planner(communicator->topology());
       fmt::print("bound {} {:.9g}\n", bytes, BoundOf(contest.request(), communicator->topology()).seconds);
@@ -195,7 +249,14 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"flat-block", "flat-round-robin", "mpi"}));
   app.add_option("--tune", load.tune, "File for a tuning table: times the plans that the planner prefers")
       ->excludes("--against");
-  app.add_option("--bytes", load.bytes, "Sizes of the vector of f32")->delimiter(',');
+  app.add_option("--collective", load.collectives, "Collectives of the tuning table, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"}))
+      ->needs("--tune");
+  app.add_option("--bytes", load.bytes,
+                 "Sizes of f32: of the vector, of the result of all_gather, of one rank's input of "
+                 "reduce_scatter or all_to_all")
+      ->delimiter(',');
   app.add_flag("--warm-up,!--no-warm-up", load.warms_up, "A first round is not reported");
   app.add_option("--rounds", load.rounds, "Number of rounds")->check(CLI::PositiveNumber);
   app.add_option("--calls", load.calls, "Calls per round and contender")->check(CLI::PositiveNumber);

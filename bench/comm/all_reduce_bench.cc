@@ -9,7 +9,9 @@
 // of their medians; --collective names other collectives than AllReduce.
 //
 // Each round times every contender: --calls calls, each after a barrier that is not timed, as in the OSU
-// benchmarks. Rank 0 prints the mean time per call of the slowest rank: "sample BYTES CONTENDER SECONDS".
+// benchmarks. Rank 0 prints the mean time per call of the slowest rank: "sample BYTES CONTENDER SECONDS". It
+// also prints the lower bound and the planner's choice, and the processor time that the choice ("planning")
+// and building the chosen plan ("building") took.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -203,6 +205,13 @@ void Tune(Communicator& communicator, Contest& contest, const Load& load, Tuning
   }
 }
 
+// Processor time of this thread.
+double ProcessorSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 void RunRank(Transport& transport, const Load& load) {
   const auto communicator = Succeed(Communicator::Create(transport, OrderedTopology(load)));
   const bool prints = transport.rank() == 0;
@@ -221,8 +230,13 @@ void RunRank(Transport& transport, const Load& load) {
     if (prints) {
       Planner planner(communicator->topology());
       fmt::print("bound {} {:.9g}\n", bytes, BoundOf(contest.request(), communicator->topology()).seconds);
-      fmt::print("algorithm {} {}\n", bytes,
-                 Succeed(planner.PlanCollective(contest.request(), {})).algorithm);
+      const double begin = ProcessorSeconds();
+      const Candidate candidate = Succeed(planner.Choose(contest.request(), {}));
+      const double chosen = ProcessorSeconds();
+      const Plan plan = Succeed(planner.Build(contest.request(), candidate));
+      const double built = ProcessorSeconds();
+      fmt::print("algorithm {} {}\n", bytes, plan.algorithm);
+      fmt::print("planning {} {:.6g}\nbuilding {} {:.6g}\n", bytes, chosen - begin, bytes, built - chosen);
     }
     for (int round = load.warms_up ? -1 : 0; round < load.rounds; ++round) {
       for (const std::string& contender : contenders) {

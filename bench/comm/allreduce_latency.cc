@@ -1,9 +1,12 @@
 // Latency of small AllReduce calls between threads of this process, next to its parts: the hand-over of an
-// empty message in both directions, and two copies plus a sum of the same bytes.
+// empty message in both directions, and two copies plus a sum of the same bytes. For two threads, also the
+// time of a bare loop that adds the other's vector without plans and messages.
 //
 // usage: comm_allreduce_latency [RANKS [CALLS]]     one line per size: medians over blocks of calls, and
 // their spread
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -54,7 +57,37 @@ void ExitOn(const Status& status) {
   std::exit(1);
 }
 
-void RunRank(Transport& transport, int calls) {
+// AllReduce of two threads: both announce their vectors, read that of the other, and confirm that they have.
+class BareLoop {
+ public:
+  void AllReduce(int rank, std::span<const float> input, std::span<float> output) {
+    Side &own = sides_[rank], &other = sides_[1 - rank];
+    const int64_t call = ++own.calls;
+    own.input = input.data();
+    own.announced.store(call, std::memory_order_release);
+    while (other.announced.load(std::memory_order_acquire) < call) {
+    }
+    std::copy_n(other.input, output.size(), output.begin());
+    kernel_(reinterpret_cast<std::byte*>(output.data()), reinterpret_cast<const std::byte*>(input.data()),
+            static_cast<int64_t>(output.size()));
+    own.confirmed.store(call, std::memory_order_release);
+    while (other.confirmed.load(std::memory_order_acquire) < call) {
+    }
+  }
+
+ private:
+  // Each on lines of its own.
+  struct Side {
+    alignas(128) int64_t calls = 0;
+    alignas(128) std::atomic<int64_t> announced = 0;
+    const float* input = nullptr;
+    alignas(128) std::atomic<int64_t> confirmed = 0;
+  };
+  const ReduceKernel kernel_ = *FindReduceKernel(tensor::DType::kF32, ReduceOp::kSum);
+  std::array<Side, 2> sides_;
+};
+
+void RunRank(Transport& transport, int calls, BareLoop& bare_loop) {
   StatusOr<std::unique_ptr<Communicator>> communicator =
       Communicator::Create(transport, Topology::Flat(transport.size(), {5e-7, 5e9}));
   ExitOn(communicator.status());
@@ -97,12 +130,20 @@ void RunRank(Transport& transport, int calls) {
                  bytes / 4);
         },
         nothing);
+    Spread bare;
+    if (transport.size() == 2) {
+      bare = Measure(
+          count, [&] { bare_loop.AllReduce(transport.rank(), input, output); }, write);
+    }
     if (transport.rank() != 0) continue;
     std::printf(
         "%8d B  AllReduce %8.2f us [%.2f, %.2f]   empty exchange %.2f [%.2f, %.2f]   local %.2f [%.2f, "
-        "%.2f]\n",
+        "%.2f]",
         bytes, all_reduce.median, all_reduce.low, all_reduce.high, hand_over.median, hand_over.low,
         hand_over.high, local.median, local.low, local.high);
+    if (transport.size() == 2)
+      std::printf("   bare loop %.2f [%.2f, %.2f]", bare.median, bare.low, bare.high);
+    std::printf("\n");
   }
 }
 
@@ -116,7 +157,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: comm_allreduce_latency [RANKS [CALLS]]\n");
     return 1;
   }
-  moesaic::comm::RunRanks(
-      ranks, [&](moesaic::comm::Transport& transport) { moesaic::comm::RunRank(transport, calls); });
+  moesaic::comm::BareLoop bare_loop;
+  moesaic::comm::RunRanks(ranks, [&](moesaic::comm::Transport& transport) {
+    moesaic::comm::RunRank(transport, calls, bare_loop);
+  });
   return 0;
 }

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Simulates steps of DeepSeek-V3 (int8 or fp8 weights) in several layouts, and prints markdown.
+r"""Simulates steps of DeepSeek-V3 (int8 or fp8 weights) in several layouts, and prints markdown.
 
     python3 bench/parallel/steps.py three-way     TP16, EP16, PP8 x TP2 and others on the 16-chip server
     python3 bench/parallel/steps.py deepseek      prefill TP4 x DP8 with EP32, decode TP4 x DP36 with EP144, on H800 nodes
     python3 bench/parallel/steps.py dilated       4 layers with 64 experts each on 8 chips of that server, simulated, and in real
                                                   time in network namespaces: links and computations are slower by 1,000
                                                   (needs root and two idle cores)
+    POLL_US=2 python3 bench/parallel/steps.py three-way --simulator smpi --steps prefill --narrow 256 --layers 8 \
+        --layouts TP16 EP16 "PP8 x TP2"           the same schedule under SMPI
 
 The collectives and exchanges are this repository's; computations take the time of a roofline of the described devices.
 In virtual time, hidden states have --narrow times fewer values, and links are as many times slower: messages then take the
@@ -14,7 +16,8 @@ a row of DeepSeek-V3, and count as --narrow times as much (7% with 16). `three-w
 are cut into fewer pieces: a decode step of TP16 takes 225 ms with 64 instead of 217 ms.
 --simulator virtual (default) runs ranks as threads in virtual time, smpi as processes of SimGrid's SMPI, where a look for ended
 messages takes POLL_US (1) microseconds. Ranks take turns all the time: a simulation at a low priority among other programs
-takes 50 times as long as on an idle core. Needs a build folder with the benchmarks:
+takes 50 times as long as on an idle core. --layers N simulates N layers, all with experts, instead of the release's 61 (3 without);
+the embedding and the output head then take a larger part of a step. Needs a build folder with the benchmarks:
     ninja -C build/release parallel_step_work parallel_step_bench comm_smpi_platform
 """
 import argparse
@@ -35,11 +38,14 @@ SERVER = ROOT / "topologies/accelerators-16-dual-chip.json"
 
 
 class Simulator:
-    def __init__(self, build, kind, folder):
+    def __init__(self, build, kind, folder, layers=None):
         self.build, self.kind, self.folder = build, kind, pathlib.Path(folder)
         self.model = self.folder / "DeepSeek-V3"
         self.model.mkdir()
-        (self.model / "config.json").write_text(CONFIG.read_text())
+        config = json.loads(CONFIG.read_text())
+        if layers:
+            config.update(num_hidden_layers=layers, first_k_dense_replace=0)
+        (self.model / "config.json").write_text(json.dumps(config))
         for name in ("parallel_step_work", "parallel_step_bench"):
             if not (build / "bin" / name).exists():
                 sys.exit(f"steps.py: {build / 'bin' / name} is missing; build it by: ninja -C {build} {name}")
@@ -128,14 +134,15 @@ def hybrids():
             for pp in sizes for tp in sizes if pp * tp < 16 and pp * tp > 1}
 
 
-def three_way(simulator, prefill_rows, narrow, titles, with_hybrids):
+def three_way(simulator, prefill_rows, narrow, titles, layouts):
+    """Prints a table for each of the steps `titles`. `layouts`: sizes by name; times are compared with the first one."""
     for title, rows, sequences in (("decode", 1, 64), ("prefill", prefill_rows, 1)):
         if title not in titles:
             continue
         print(f"\n{title}, {rows * sequences} {'sequences' if rows == 1 else 'rows'} per step; ms\n")
-        header(["layout", "one step", "interval", "between ranks", "of the interval of TP16"])
+        header(["layout", "one step", "interval", "between ranks", f"of the interval of {next(iter(layouts))}"])
         base = None
-        for name, degrees in (THREE_WAY | (hybrids() if with_hybrids else {})).items():
+        for name, degrees in layouts.items():
             replicas = degrees.get("dp", 1)
             shape = {"rows": rows // replicas} if rows > 1 else {"sequences": sequences // replicas}
             work = simulator.work(SERVER, tokens=rows * sequences // 16, ep=replicas > 1, name=name.replace(" ", ""), **degrees)
@@ -185,6 +192,7 @@ DILATED = {"TP8": {"tp": 8}, "EP8": {"dp": 8, "ep": True}, "PP2 x TP4": {"pp": 2
 
 
 def dilated(simulator, rows_per_step, layouts):
+    """Prints a table of simulated and real times. `layouts`: sizes by name."""
     topology = json.loads(SERVER.read_text())
     topology["tree"]["children"][0]["children"][0]["count"] = 1  # one PCIe switch per socket
     # The latencies of a dilated topology are those of this machine.
@@ -200,8 +208,7 @@ def dilated(simulator, rows_per_step, layouts):
     header(["layout", "one step, simulated", "in namespaces", "difference", "interval, simulated", "in namespaces", "difference"])
     network = NamespaceTree(topology, DILATION)
     try:
-        for name in layouts:
-            degrees = DILATED[name]
+        for name, degrees in layouts.items():
             rows = rows_per_step // degrees.get("dp", 1)
             work = simulator.work(path, tokens=rows, name=name.replace(" ", ""), **degrees)
             steps = 2 * degrees.get("pp", 1)
@@ -220,6 +227,27 @@ def dilated(simulator, rows_per_step, layouts):
         network.close()
 
 
+def chosen_layouts(parser, arguments):
+    """Returns the sizes of each experiment's layouts by name."""
+    tables = {"three-way": THREE_WAY | (hybrids() if arguments.hybrids else {}), "dilated": DILATED}
+    tables = {experiment: table for experiment, table in tables.items() if experiment in arguments.experiments}
+    if arguments.layouts:
+        tables = {experiment: {name: table[name] for name in arguments.layouts if name in table}
+                  for experiment, table in tables.items()}
+        for name in arguments.layouts:
+            if not any(name in table for table in tables.values()):
+                parser.error(f"--layouts: {name} is no layout of {', '.join(arguments.experiments)}"
+                             f"{'' if arguments.hybrids else ' without --hybrids'}")
+    if arguments.layers is None:
+        return tables
+    if arguments.experiments != ["three-way"] or arguments.layers < 1:
+        parser.error("--layers takes a positive number, for three-way alone")
+    for name, degrees in tables["three-way"].items():
+        if degrees.get("pp", 1) > arguments.layers:
+            parser.error(f"--layers {arguments.layers} is less than the number of stages of {name}; choose others by --layouts")
+    return tables
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="+", choices=["three-way", "deepseek", "dilated"])
@@ -229,23 +257,26 @@ def main():
     parser.add_argument("--steps", nargs="+", choices=["decode", "prefill"], default=["decode", "prefill"],
                         help="of three-way and deepseek")
     parser.add_argument("--hybrids", action="store_true", help="three-way: all layouts of 16 ranks")
-    parser.add_argument("--layouts", nargs="+", choices=DILATED, default=list(DILATED), help="of dilated")
+    parser.add_argument("--layouts", nargs="+", metavar="LAYOUT",
+                        help='of three-way and dilated, by the names in their tables, such as "PP8 x TP2" (default: all)')
+    parser.add_argument("--layers", type=int, help="three-way: simulate that many layers, all with experts (default: all 61)")
     parser.add_argument("--narrow", type=int, default=16, help="factor by which simulated hidden states are narrower (16)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     arguments = parser.parse_args()
     if arguments.narrow < 1:
         parser.error(f"--narrow must be 1 or more, found {arguments.narrow}")
+    layouts = chosen_layouts(parser, arguments)
     os.environ.setdefault("LC_ALL", "C")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("steps.py: ended by a signal"))  # removes namespaces
     with tempfile.TemporaryDirectory() as folder:
-        simulator = Simulator(arguments.build.resolve(), arguments.simulator, folder)
+        simulator = Simulator(arguments.build.resolve(), arguments.simulator, folder, arguments.layers)
         for experiment in arguments.experiments:
             if experiment == "three-way":
-                three_way(simulator, arguments.rows or 1024, arguments.narrow, arguments.steps, arguments.hybrids)
+                three_way(simulator, arguments.rows or 1024, arguments.narrow, arguments.steps, layouts["three-way"])
             elif experiment == "deepseek":
                 deepseek(simulator, arguments.rows or 4096, arguments.narrow, arguments.steps)
             else:
-                dilated(simulator, arguments.rows or 512, arguments.layouts)
+                dilated(simulator, arguments.rows or 512, layouts["dilated"])
 
 
 if __name__ == "__main__":

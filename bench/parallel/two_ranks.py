@@ -6,7 +6,13 @@
 Ranks talk through shared memory, or, with --network, through two network namespaces of this machine whose links are shaped to
 1 Gbit/s in both directions (needs root, iproute2). The settings take turns in each launch, so that a change of the machine's
 speed meets all of them. A probe, a fixed piece of work on two threads, runs before each: a row whose probe took longer than that
-of others met a busy machine. Prints medians and quartiles in markdown. Needs nothing beyond Python 3.9.
+of others met a busy machine. Prints medians and quartiles in markdown, and each run's result to stderr. Needs nothing beyond
+Python 3.9.
+
+Layers of Qwen3-30B-A3B in Q8_0 (3.2 GB), and with int8 weights and activations (W8A8):
+
+    python3 bench/make_shapes.py build/bench/shapes --shape qwen3-30b-a3b --type q8_0
+    build/release/bin/moesaic convert build/bench/shapes/qwen3-30b-a3b-q8_0.gguf --dtype int8 --out build/bench/shapes/w8a8.moesaic
 """
 import argparse
 import concurrent.futures
@@ -14,6 +20,7 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -77,12 +84,14 @@ def measure(options, cases, settings, network):
     samples = {(case, name): [] for case, _ in cases for name, _, _ in settings}
     probes = {key: [] for key in samples}
     try:
-        for _ in range(options.launches):
+        for launch in range(options.launches):
             for case, case_flags in cases:
                 for name, over, flags in settings:
                     run = (lambda *a: bench_over(over, *a)) if over else bench
                     probes[case, name].append(probe())
                     samples[case, name].append(statistics.median(run(options.model, flags, case_flags, options.repetitions)))
+                    print(f"two_ranks.py: launch {launch + 1}, {case}, {name}: {samples[case, name][-1]:.1f} tokens/s, "
+                          f"probe {probes[case, name][-1]:.0f} ms", file=sys.stderr, flush=True)
     finally:
         if network:
             network.close()
@@ -96,8 +105,9 @@ def main():
     parser.add_argument("--launches", type=int, default=5)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["tp", "pp", "ep"])
-    parser.add_argument("--cases", nargs="+", default=[name for name, _ in CASES], help="names as in the table")
+    parser.add_argument("--cases", nargs="+", choices=[name for name, _ in CASES], default=[name for name, _ in CASES])
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("two_ranks.py: ended by a signal"))  # removes namespaces
     cases = [(name, flags) for name, flags in CASES if name in options.cases]
     settings = [("2 threads", None, ["-t", "2"]), ("1 thread", None, ["-t", "1"])]
     network = NamespaceTree(GIGABIT) if options.network else None

@@ -64,9 +64,10 @@ void AddConvert(Verb& root, VerbRun& run) {
   verb.AddOption("-o,--out", options->out, "Packed file to write").Required();
   AddDtypeFlag(verb, options->dtype);
   AddThreadsFlag(verb, options->threads);
-  verb.AddOption("--layout", options->layout,
-                 "Write the part of each rank of this layout, as in tp=2,pp=2 (also ep=2, layers=20+28, "
-                 "experts=70+58), which ranks map without copying. Only this layout loads the file");
+  verb.AddOption(
+      "--layout", options->layout,
+      "Write the part of each rank of this layout, as in tp=2,pp=2 (also ep=2, layers=20+28, "
+      "experts=70+58; dp=2 with ep), which ranks map without copying. Only this layout loads the file");
   verb.AddFlag("--force", options->force, "Replace an existing file");
   verb.Footer(
       "The packed file holds weights in the kernels' layout, config, tokenizer and template. It is also a\n"

@@ -42,9 +42,11 @@ std::vector<std::pair<std::string, std::string>> Metadata(
 // The weights of each rank.
 StatusOr<std::vector<WeightPlan>> PlanParts(const DecoderSpec& spec, const Checkpoint& checkpoint,
                                             WeightDtype dtype, const parallel::Layout& layout) {
-  if (layout.degrees().data > 1) {
-    return InvalidArgument("data parallel replicas have equal parts: convert without dp, found dp={}",
-                           layout.degrees().data);
+  if (layout.degrees().data > 1 && !layout.exchanges_tokens()) {
+    return InvalidArgument(
+        "data parallel replicas that do not divide the experts have equal parts: convert without dp, found "
+        "dp={}",
+        layout.degrees().data);
   }
   ASSIGN_OR_RETURN(const parallel::ModelShape shape, DivisibleShape(spec, checkpoint, dtype));
   std::vector<WeightPlan> parts;

@@ -360,7 +360,8 @@ TEST_P(LayoutGoldenTest, FilesWithPartsGiveTheResultsOfTheirCheckpoint) {
   const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
   int ran = 0;
   for (const Degrees& degrees :
-       {Degrees{.tensor = 2}, Degrees{.tensor = 2, .expert = 2}, Degrees{.tensor = 2, .pipeline = 2}}) {
+       {Degrees{.tensor = 2}, Degrees{.tensor = 2, .expert = 2}, Degrees{.tensor = 2, .pipeline = 2},
+        Degrees{.pipeline = 2, .data = 2, .expert = 2}}) {
     const Layout layout = *Layout::Create(degrees);
     const StatusOr<std::vector<Results>> whole = RunLayout(GetParam(), layout, prompts);
     const Status converted = Convert(SourcePath(GetParam().path), packed, {.dtype = GetParam().dtype},
@@ -378,6 +379,11 @@ TEST_P(LayoutGoldenTest, FilesWithPartsGiveTheResultsOfTheirCheckpoint) {
         Message(CheckFile(packed, *Layout::Create({.tensor = 3}))),
         testing::HasSubstr("has the parts of the layout " + layout.PartsText() + ", but this is tp=3"));
     EXPECT_TRUE(CheckFile(packed, layout).ok());
+    if (layout.exchanges_tokens()) {
+      Layout placed = layout;
+      ASSERT_TRUE(placed.PlaceExperts(ScatteredExperts(1, 4, 2)).ok());
+      EXPECT_THAT(Message(CheckFile(packed, placed)), testing::HasSubstr("an expert placement needs"));
+    }
     const auto alone = Model::Load(packed, {}, *threads);
     EXPECT_THAT(Message(alone.status()), testing::HasSubstr("but this is tp=1"));
   }

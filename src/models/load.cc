@@ -50,7 +50,7 @@ StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const 
   const parallel::RankGroups& groups = *options.groups;
   if (options.mmap == MmapPolicy::kMap) {
     const std::string way_out =
-        groups.layout().exchanges_tokens()
+        groups.layout().placement() != nullptr
             ? "leave it out"
             : "moesaic convert --layout " + groups.layout().PartsText() + " writes parts that can be mapped";
     return InvalidArgument(

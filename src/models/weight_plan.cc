@@ -503,20 +503,20 @@ StatusOr<WeightPlan> PlanOfParts(const DecoderSpec& spec, const checkpoint::Pack
 
 StatusOr<std::shared_ptr<const checkpoint::PackedFile>> PartOfFile(
     std::shared_ptr<const checkpoint::PackedFile> file, const parallel::Layout& layout, int rank) {
-  if (layout.exchanges_tokens()) {
-    return InvalidArgument(
-        "{}: the file has the parts of the ranks of one replica, but the replicas of {} divide the experts; "
-        "load a packed file of the whole model, or its checkpoint",
-        file->path(), layout.Name());
-  }
   if (const std::string stored = file->layout(); stored != layout.PartsText()) {
     return InvalidArgument(
         "{}: the file has the parts of the layout {}, but this is {}; start it with the file's layout, or "
         "convert the checkpoint again with --layout {}",
         file->path(), stored, layout.PartsText(), layout.PartsText());
   }
+  if (layout.placement() != nullptr) {
+    return InvalidArgument(
+        "{}: the experts of each rank are fixed in the file; an expert placement needs the checkpoint, or a "
+        "packed file of the whole model",
+        file->path());
+  }
   parallel::Coordinates at = layout.At(rank);
-  at.replica = 0;  // replicas have equal parts
+  if (!layout.exchanges_tokens()) at.replica = 0;  // replicas have equal parts
   return checkpoint::PackedFile::OfRank(std::move(file), layout.RankAt(at));
 }
 

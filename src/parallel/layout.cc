@@ -127,6 +127,7 @@ StatusOr<Layout> Layout::Parse(std::string_view text) {
 std::string Layout::PartsText() const {
   std::string text = fmt::format("tp={}", degrees_.tensor);
   if (degrees_.pipeline > 1) text += fmt::format(",pp={}", degrees_.pipeline);
+  if (exchanges_tokens()) text += fmt::format(",dp={}", degrees_.data);
   if (degrees_.expert > 1) text += fmt::format(",ep={}", degrees_.expert);
   if (!split_.layers.empty()) text += fmt::format(",layers={}", fmt::join(split_.layers, "+"));
   if (!split_.experts.empty()) text += fmt::format(",experts={}", fmt::join(split_.experts, "+"));

@@ -56,6 +56,8 @@ TEST(Layout, ParsesSizesAndSplits) {
   EXPECT_EQ(layout.Name(), "TP2 x PP2 x EP2, layers 20+28, experts 3+5");
   EXPECT_EQ(Layout::Parse(layout.PartsText())->split(), layout.split());
   EXPECT_EQ(Layout().PartsText(), "tp=1");
+  EXPECT_EQ(Layout::Parse("dp=2,tp=2")->PartsText(), "tp=2") << "replicas have equal parts";
+  EXPECT_EQ(Layout::Parse("ep=4,dp=2,tp=2")->PartsText(), "tp=2,dp=2,ep=4");
   const auto message = [](const char* text) { return Message(Layout::Parse(text).status()); };
   EXPECT_THAT(message(""), HasSubstr("positive numbers"));
   EXPECT_THAT(message("tp=0"), HasSubstr("positive numbers, found \"0\""));

@@ -1,4 +1,5 @@
-// Compares every layout of ranks with one rank: logits, hidden states, chunks, MTP. Ranks are threads.
+// Compares every layout of ranks with one rank: logits of prompts, chunks, decodes and the MTP module. Ranks
+// are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -104,7 +105,7 @@ std::shared_ptr<const parallel::Placement> ScatteredExperts(int layers, int expe
 
 // Results of one prompt: logits of the golden's rows, of a second chunk, of decodes, and of the MTP module.
 struct Results {
-  std::vector<float> logits, chunked, decoded, hidden, mtp;
+  std::vector<float> logits, chunked, decoded, mtp;
 };
 
 // Copies the columns that a rank computed, [rows, slice.count], into `whole` [rows, vocab].

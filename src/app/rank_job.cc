@@ -455,6 +455,7 @@ StatusOr<std::shared_ptr<RankJob>> RankJob::Start(const RankFlags& flags, const 
                                        .secret = secret,
                                        .listener = listener.fd(),
                                        .check = [&children] { return children->Failure(); },
+                                       .on_silence = ReportSilence,
                                        .time_limit_s = kMeetSeconds});
     if (!met.ok()) {
       const Status failure = children->Failure();

@@ -2,6 +2,7 @@
 """Tests a server on several ranks: equal answers in every layout, replicas, moves of experts, and ranks that are killed or
 stopped."""
 import concurrent.futures
+import datetime
 import itertools
 import json
 import os
@@ -11,25 +12,33 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
-from moesaic_cli import BINARY, ROOT, free_port, limit, main, run
+from moesaic_cli import BINARY, ROOT, free_port, limit, main, patient, run
 from ranks_test import children, ended, shared_files
 
 sys.path.insert(0, str(ROOT / "tests" / "server"))
 from serving import MODEL, Server, until, wire  # noqa: E402
 
+NAMED_SECONDS = 2  # on an idle machine, until a rank that is killed or stopped is named
+
 
 class Serving(unittest.TestCase):
     def kill_a_rank(self, server, victim=-1):
-        """Kills a rank of a server and waits for the end of all."""
+        """Kills a rank of a server, which names it within 2 s, and waits for the end of all."""
         ranks = children(server.process.pid)
+        begin = time.time()
         os.kill(ranks[victim], signal.SIGKILL)
         server.process.wait(limit())
         self.assertEqual(server.stop(), 1)
         until(lambda: all(map(ended, ranks)), limit())
         number = ranks.index(ranks[victim]) + 1
-        self.assertIn(f"rank {number} (process {ranks[victim]}) was killed by signal 9", server.read_log())
+        log = server.read_log()
+        self.assertIn(f"rank {number} (process {ranks[victim]}) was killed by signal 9", log)
+        named = re.search(r"^\[([\d-]+ [\d:.]+)\].*\[error\] .*; the server stops", log, re.M)
+        self.assertTrue(named, log)
+        self.assertLess(datetime.datetime.fromisoformat(named[1]).timestamp() - begin, patient(NAMED_SECONDS))
 
     def test_each_rank_is_killed_in_turn_and_leaves_no_process_or_file(self):
         for flags, victim in itertools.product((("-tp", "2", "-pp", "2"), ("-dp", "2", "-tp", "2", "-ep")), range(4)):
@@ -270,6 +279,7 @@ class Serving(unittest.TestCase):
         self.addCleanup(server.process.kill)
         rank = children(server.process.pid)[0]
         os.kill(rank, signal.SIGSTOP)
+        until(lambda: f"rank 1 (process {rank}) was stopped by signal 19" in server.read_log(), patient(NAMED_SECONDS))
         status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
         self.assertEqual(status, 500, answer)
         named = r"rank 1 did not answer for [\d.]+ s"
@@ -278,7 +288,7 @@ class Serving(unittest.TestCase):
         self.assertEqual(server.stop(), 1)
         log = server.read_log()
         self.assertRegex(log, rf"\[error\] {named}.*; the server stops")
-        self.assertIn(f"rank 1 (process {rank}) was stopped by signal 19", log)
+        self.assertRegex(log, r"rank 1 has not answered for [\d.]+ s: its process is stopped")
         until(lambda: ended(rank), limit())
 
     def start_by_launcher(self):
@@ -295,7 +305,8 @@ class Serving(unittest.TestCase):
     def test_a_stopped_rank_of_another_launcher_is_named_and_may_continue(self):
         server, other = self.start_by_launcher()
         os.kill(other.pid, signal.SIGSTOP)
-        until(lambda: re.search(r"rank 1 has not answered for [\d.]+ s: its process is stopped", server.read_log()), limit())
+        until(lambda: re.search(r"rank 1 has not answered for [\d.]+ s: its process is stopped", server.read_log()),
+              patient(NAMED_SECONDS))
         os.kill(other.pid, signal.SIGCONT)
         until(lambda: "rank 1 answers again" in server.read_log(), limit())
         status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})

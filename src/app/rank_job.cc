@@ -106,8 +106,9 @@ Status CheckLocalRanks(int ranks) {
   const int tasks = TasksOfStep();
   if (tasks > 1) {
     return InvalidArgument(
-        "srun started {} tasks without MOESAIC_RENDEZVOUS, so each would start ranks of its own; "
-        "deploy/slurm/moesaic.sbatch sets it",
+        "srun started {} tasks that have no address to meet at, so each would start ranks of its own; set "
+        "MOESAIC_RENDEZVOUS to HOST:PORT of the first task and MOESAIC_JOB_SECRET to a random text, as "
+        "deploy/slurm/moesaic.sbatch does",
         tasks);
   }
   if (ranks <= most) return OkStatus();

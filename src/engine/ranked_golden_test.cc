@@ -326,6 +326,32 @@ TEST_P(RankedGoldenTest, DecodingATokenSendsNoLogits) {
   }
 }
 
+// Rank 0 runs the draft model alone. It is the model itself, so that most drafts are accepted.
+TEST(RankedDraftTest, DraftsOfAModelKeepOutputs) {
+  const std::string checkpoint = "qwen3-moe-norm-tied";
+  const auto threads = *runtime::ThreadPool::Create({.threads = 1, .pin = false});
+  const auto draft = models::Model::Load(SourcePath("tests/golden/" + checkpoint),
+                                         {.dtype = "f32", .progress = nullptr}, *threads);
+  ASSERT_TRUE(draft.ok()) << Message(draft.status());
+  for (const Degrees& degrees :
+       {Degrees{.tensor = 2}, Degrees{.pipeline = 2}, Degrees{.data = 2, .expert = 2}}) {
+    SCOPED_TRACE(Name(degrees));
+    RankedEngine ranks(checkpoint, degrees);
+    EngineOptions options;
+    options.max_sequences = 8;
+    options.max_batch_tokens = 64;
+    options.speculative.method = "draft";
+    options.speculative.adaptive = false;
+    options.speculative.draft_model = draft->get();
+    const Status started = ranks.Start(options, 64);
+    ASSERT_TRUE(started.ok()) << Message(started);
+    ExpectOracle(ranks.engine(), checkpoint);
+    const SpeculationStats stats = ranks.engine().stats().speculation;
+    EXPECT_GT(stats.draft_tokens, 0);
+    EXPECT_GT(stats.accepted_tokens, stats.draft_tokens / 2);
+  }
+}
+
 TEST(RankedExecutorTest, ASilentRankEndsTheTimeLimit) {
   comm::LocalJob job(2);
   const Layout layout = *Layout::Create({.pipeline = 2});

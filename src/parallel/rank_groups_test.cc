@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "comm/transport/local_transport.h"
 
@@ -65,16 +66,27 @@ TEST(RankGroups, ASumThatWasStartedFailsWithItsPeer) {
 
 TEST(RankGroups, SumsOverSlowLinksMayBeRounded) {
   const Layout layout = *Layout::Create({.tensor = 2});
-  comm::RunRanks(2, [&](Transport& end) {
-    const auto groups =
-        *RankGroups::Create(end, comm::Topology::Flat(2, {.latency_s = 1e-5, .bytes_per_s = 1e8}), layout, 60,
-                            comm::WireFormat::kInt8);
-    std::vector<float> values(1 << 18, 0.3F);
-    groups->Sum(values);
-    EXPECT_TRUE(groups->Finish().ok());
-    for (const float value : values) ASSERT_NEAR(value, 0.6F, 0.6F / 100);
-    EXPECT_LT(groups->traffic().sent_bytes, values.size() * 5 / 4) << "about a byte for each value";
-  });
+  const comm::Topology topology = comm::Topology::Flat(2, {.latency_s = 1e-5, .bytes_per_s = 1e8});
+  // One decoded row of a large model, and a prompt. 128 int8 values share a scale.
+  for (const int64_t count : {2048, 1 << 18}) {
+    for (const auto& [format, bytes] :
+         {std::pair(comm::WireFormat::kInt8, 1), std::pair(comm::WireFormat::kBf16, 2)}) {
+      SCOPED_TRACE(testing::Message() << count << " values, " << Name(format));
+      std::array<int64_t, 2> sent{};
+      comm::RunRanks(2, [&, wire = format](Transport& end) {
+        const auto groups = *RankGroups::Create(end, topology, layout, 60, wire);
+        std::vector<float> values(count, 0.3F);
+        groups->Sum(values);
+        EXPECT_TRUE(groups->Finish().ok());
+        for (const float value : values) ASSERT_NEAR(value, 0.6F, 0.6F / 100);
+        sent[end.rank()] = groups->traffic().sent_bytes;
+      });
+      for (const int64_t of_rank : sent) {
+        EXPECT_GE(of_rank, count * bytes);
+        EXPECT_LE(of_rank, count * bytes + count / 16 + 256);
+      }
+    }
+  }
 }
 
 // Algorithms of a sum send different numbers of bytes.

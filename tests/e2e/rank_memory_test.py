@@ -182,6 +182,24 @@ class RankMemory(unittest.TestCase):
         self.assertEqual(process.returncode, 1, error)
         self.assertIn(f"rank 1 (process {rank}) was killed by signal 9", error)
 
+    def test_a_rank_that_runs_out_of_memory_is_named(self):
+        """The rank gets a limit while it loads. If it has allocated its memory before, the server is ready, and the case is
+        repeated."""
+        for _ in range(5):
+            process, rank, log = self.loading()
+            status = pathlib.Path(f"/proc/{rank}/status").read_text()
+            size = (int(status.split("VmData:")[1].split()[0]) << 10) + (64 << 20)  # less than the rank's weights
+            resource.prlimit(rank, resource.RLIMIT_DATA, (size, size))
+            while "ready after" not in log and (line := process.stderr.readline()):
+                log += line
+            if "ready after" not in log:
+                break
+            process.kill()
+            process.wait(limit())
+        self.assertEqual(process.wait(limit()), 1, log)
+        self.assertRegex(log, r"rank 1: .*memory")
+        self.assertIn(f"rank 1 (process {rank}) exited with code 1", log)
+
     def test_a_signal_ends_the_wait_for_a_rank_that_loads(self):
         """If this process gets no processor until both ranks have loaded, the server is ready and waits for none. The case is then
         repeated."""

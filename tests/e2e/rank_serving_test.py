@@ -328,9 +328,12 @@ class Serving(unittest.TestCase):
         status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})
         self.assertEqual(status, 200, answer)
         for rank in range(4):
-            self.assertGreater(server.metrics()[f'moesaic:rank_step_seconds_total{{rank="{rank}"}}'], 0)
-            self.assertGreater(server.metrics()[f'moesaic:rank_sent_bytes_total{{rank="{rank}"}}'], 0)
-            self.assertGreater(server.metrics()[f'moesaic:rank_imbalance{{rank="{rank}"}}'], 0)
+            metrics = server.metrics()
+            self.assertGreater(metrics[f'moesaic:rank_exchange_seconds_total{{rank="{rank}"}}'], 0)
+            self.assertGreater(metrics[f'moesaic:rank_step_seconds_total{{rank="{rank}"}}'],
+                               metrics[f'moesaic:rank_exchange_seconds_total{{rank="{rank}"}}'])
+            self.assertGreater(metrics[f'moesaic:rank_sent_bytes_total{{rank="{rank}"}}'], 0)
+            self.assertGreater(metrics[f'moesaic:rank_imbalance{{rank="{rank}"}}'], 0)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # SIGTERM comes while a request runs, or soon after it
             long = pool.submit(server.json, "POST", "/v1/completions", {"prompt": "Once", "max_tokens": 200, "ignore_eos": True})
             until(lambda: server.metric("vllm:num_requests_running") > 0 or long.done())

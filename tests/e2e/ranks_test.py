@@ -41,6 +41,16 @@ def ended(pid):
         return True
 
 
+def cores():
+    """The processors of each core that this process may use."""
+    siblings = {}
+    for cpu in os.sched_getaffinity(0):
+        folder = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        core = (folder / "thread_siblings_list").read_text() if folder.exists() else cpu
+        siblings.setdefault(core, set()).add(cpu)
+    return list(siblings.values())
+
+
 def shared_files():
     """The files of shared memory that UCX has made and not yet unlinked, of all processes."""
     return set(pathlib.Path("/dev/shm").glob("ucx*"))
@@ -169,6 +179,18 @@ class Layouts(RanksCase):
         result = run(*words, "--layout", "auto", "--topology", self.topology)
         self.assertEqual(result.stdout, run(*words).stdout)
 
+    def test_faster_devices_get_more_layers(self):
+        topology = json.loads(json.dumps(TWO_DEVICES))
+        slow = topology["devices"]["cpu"]
+        topology["devices"]["fast"] = slow | {"flops": {"bf16": 1e14}, "memory_gb_per_s": 1000}
+        topology["tree"]["children"] = [{"count": 1, "device": name} for name in ("fast", "cpu")]
+        self.topology.write_text(json.dumps(topology))
+        words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "-n", "8", "--temperature", "0")
+        result = run(*words, "-pp", "2", "--layer-split", "auto", "--topology", self.topology)
+        self.assertEqual(result.stdout, run(*words).stdout)
+        self.assertEqual(result.stderr.count("--layer-split auto: PP2, layers 3+1 for "), 1, result.stderr)
+        self.assertIn("--layer-split auto needs --topology", run(*words, "-pp", "2", "--layer-split", "auto", code=1).stderr)
+
     def test_auto_refuses_topologies_without_rates(self):
         words = ("generate", MODEL, "--prompt", "Once", "--layout", "auto")
         self.assertIn("--layout auto needs --topology", run(*words, code=1).stderr)
@@ -207,6 +229,10 @@ class Refusals(RanksCase):
         error = run("serve", MODEL, "-dp", "2", "--kv-events", "tcp://127.0.0.1:*", "--port", "0", code=1).stderr
         self.assertIn("KV events describe one cache, but DP2 has one for each replica", error)
         self.assertNotIn(": opening ", error)
+
+    def test_tasks_of_srun_without_an_address_are_refused(self):
+        with unittest.mock.patch.dict(os.environ, SLURM_STEP_NUM_TASKS="2", SLURM_NTASKS="2", SLURM_PROCID="0"):
+            self.assert_refused(["-tp", "2"], "srun started 2 tasks that have no address to meet at")
 
     def test_a_topology_has_one_device_for_each_rank(self):
         self.assert_refused(["-tp", "2", "--topology", ROOT / "topologies" / "h800-h20-mixed.json"],
@@ -385,6 +411,16 @@ class Processes(RanksCase):
         self.assertEqual(len(ranks), 3)
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(limit()), 128 + signal.SIGINT)
+        self.assert_ended(ranks)
+
+    @unittest.skipIf(len(cores()) < 2, "one core")
+    def test_ranks_are_bound_to_cores_of_their_own(self):
+        process, ranks = self.start("-tp", "2", "-t", "1")
+        first, second = (os.sched_getaffinity(pid) for pid in (process.pid, *ranks))
+        self.assertTrue(first and second and first | second <= os.sched_getaffinity(0))
+        self.assertFalse(any(first & core and second & core for core in cores()))
+        process.kill()
+        process.wait(limit())
         self.assert_ended(ranks)
 
     def test_ranks_end_with_a_killed_parent(self):

@@ -2,7 +2,7 @@
 """Measures the time of prompts of one domain on two ranks of one thread, before and after rebalancing.
 
 Usage: elapsed_bench.py MOESAIC [--rounds 9] [--hidden 512] [--intermediate 1024] [--layers 4] [--redundant 2] [--split exact]
-                        [--spill BYTES] [--settled FLAG...]
+                        [--spill BYTES]
 
 Needs numpy, two cores, and memory for two copies of the weights. The model is a Qwen3-MoE of random weights, in which experts take most
 of the time, as they do in large models; shipped ones have small experts. Its router prefers the experts of the first rank for

@@ -199,6 +199,28 @@ void CheckFlags(const Verb& verb, const Action& action) {
   }
 }
 
+// Refuses flags that would change nothing.
+void CheckUse(const Verb& verb, const PlacementFlags& options) {
+  if (options.action == "compare" && options.groups > 1 && options.nodes == 1)
+    FailUsage("--groups", "needs --nodes");
+  const bool plan = options.action == "plan";
+  if (!plan && options.action != "evaluate") return;
+  const bool traffic = options.top_k > 0;
+  if (traffic && verb.Count("--nodes") == 0) FailUsage("--top-k", "needs --nodes");
+  if (options.top_groups > 0 && !traffic) FailUsage("--top-groups", "needs --top-k");
+  const bool weighed = traffic || options.traffic_weight > 0;
+  const bool eplb = plan && options.algorithm == "eplb", omni = plan && options.algorithm == "omni";
+  if (options.nodes > 1 && !weighed && !eplb && !omni) {
+    FailUsage("--nodes",
+              plan ? "needs --top-k, --traffic-weight, or --algorithm eplb or omni" : "needs --top-k");
+  }
+  if (options.groups > 1 && !weighed && !eplb)
+    FailUsage("--groups", plan ? "needs --top-k, --traffic-weight or --algorithm eplb" : "needs --top-k");
+  if (plan && options.algorithm != "moesaic" && verb.Count("--threads") > 0)
+    FailUsage("--threads", "needs --algorithm moesaic: the published balancers use one thread");
+  if (plan && !options.format.empty() && options.out.empty()) FailUsage("--format", "needs --out");
+}
+
 }  // namespace
 
 void AddPlacement(Verb& root, VerbRun& run) {
@@ -249,6 +271,7 @@ void AddPlacement(Verb& root, VerbRun& run) {
       FailUsage("--rank-memory", "and --expert-bytes need each other");
     if (verb.Count("--max-moves") > 0 && options->current.empty())
       FailUsage("--max-moves", "needs --current");
+    CheckUse(verb, *options);
     run = [options, function = action->run] { return function(*options); };
   });
 }

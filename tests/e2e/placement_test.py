@@ -247,6 +247,17 @@ class Placement(unittest.TestCase):
         for words in (("plan", good), ("front", good, "--ranks", "2"), ("plan", good, "--ranks", "2", "--moves", "1"), ("compare", good), ("plan",),
                       ("evaluate", good), ("plan", good, "--ranks", "2", "--max-moves", "1")):
             run("placement", *words, code=2)
+        plan = ("plan", good, "--ranks", "2")
+        for words, message in (((*plan, "--nodes", "2"), "--nodes: needs --top-k, --traffic-weight, or --algorithm eplb or omni"),
+                               ((*plan, "--groups", "2"), "--groups: needs --top-k, --traffic-weight or --algorithm eplb"),
+                               ((*plan, "--groups", "2", "--algorithm", "omni"), "--groups: needs --top-k"),
+                               ((*plan, "--top-groups", "1"), "--top-groups: needs --top-k"),
+                               ((*plan, "--top-k", "1"), "--top-k: needs --nodes"),
+                               ((*plan, "--threads", "2", "--algorithm", "eplb"), "--threads: needs --algorithm moesaic"),
+                               ((*plan, "--format", "sglang"), "--format: needs --out"),
+                               (("evaluate", good, "--plan", good, "--nodes", "2"), "--nodes: needs --top-k"),
+                               (("compare", good, "--ranks", "2", "--groups", "2"), "--groups: needs --nodes")):
+            self.assertIn(message, run("placement", *words, code=2).stderr)
         result = run("placement", "plan", good, "--ranks", "2", "--slots", "3", code=1)
         self.assertIn("--slots must hold the 4 experts of a layer, found 3 slots", result.stderr)
 

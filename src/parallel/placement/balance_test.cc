@@ -95,6 +95,25 @@ TEST(Comparison, NoBalancerPlansWithFewerSlotsThanTheOthers) {
   }
 }
 
+TEST(Comparison, MovesImplyTheSplitEvenIfNoExpertMayMove) {
+  const auto loads = *GenerateLoads({.layers = 2, .experts = 32, .workloads = 2});
+  const auto split = ComparePolicies(loads, {.ranks = 2, .slots = 36, .leave_one_out = true, .split = true});
+  const auto moves = ComparePolicies(loads, {.ranks = 2, .slots = 36, .leave_one_out = true, .moves = 0.3});
+  ASSERT_TRUE(split.ok() && moves.ok());
+  EXPECT_EQ(moves->back().name, "moesaic");
+  EXPECT_EQ(moves->back().moves, 0);
+  EXPECT_EQ(moves->back().mean, split->back().mean);
+}
+
+TEST(Comparison, NodesAreTheHostsOfOmniPlacement) {
+  const auto loads = *GenerateLoads({.layers = 1, .experts = 32, .workloads = 1});
+  const auto results = ComparePolicies(loads, {.ranks = 8, .slots = 40, .nodes = 3});
+  ASSERT_TRUE(results.ok()) << results.status();
+  for (const PolicyResult& result : *results)
+    EXPECT_EQ(result.error, result.name == "omni" ? "hosts must divide the 8 ranks, found 3" : "")
+        << result.name;
+}
+
 TEST(Comparison, AStopKeepsFinishedPoliciesAndNamesTheOthers) {
   const auto loads = *GenerateLoads({.layers = 2, .workloads = 2});
   CompareOptions options{.ranks = 32, .slots = 288, .split = true};

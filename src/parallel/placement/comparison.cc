@@ -48,8 +48,10 @@ std::vector<Policy> Policies(const CompareOptions& options) {
                           return Eplb(mean, options, options.groups, options.nodes);
                         }});
   }
-  policies.push_back({"omni", false, equal([ranks, per_rank](Loads, const LoadMatrix& mean) {
-                        return PlanOmniStatic(mean, {.ranks = ranks, .slots_per_rank = per_rank});
+  policies.push_back({"omni", false, equal([options, per_rank](Loads, const LoadMatrix& mean) {
+                        return PlanOmniStatic(
+                            mean,
+                            {.ranks = options.ranks, .slots_per_rank = per_rank, .hosts = options.nodes});
                       })});
   policies.push_back({"flashlb", false, equal([ranks, per_rank](Loads loads, const LoadMatrix&) {
                         return PlanFlashLb(loads, ranks, per_rank);
@@ -60,14 +62,15 @@ std::vector<Policy> Policies(const CompareOptions& options) {
   policies.push_back({"lplb", true, equal([ranks, per_rank](Loads, const LoadMatrix& mean) {
                         return PlanLplbGraph(mean, {.ranks = ranks, .slots_per_rank = per_rank});
                       })});
-  policies.push_back(
-      {"moesaic", options.split, [options](Loads loads, const LoadMatrix&) -> StatusOr<Placement> {
-         ASSIGN_OR_RETURN(PlannedPlacement planned,
-                          PlanPlacement(loads, {.slots = EqualSlots(options.slots, options.ranks),
-                                                .threads = options.threads,
-                                                .stop = options.stop}));
-         return std::move(planned.placement);
-       }});
+  policies.push_back({"moesaic", options.split || options.moves > 0,
+                      [options](Loads loads, const LoadMatrix&) -> StatusOr<Placement> {
+                        ASSIGN_OR_RETURN(
+                            PlannedPlacement planned,
+                            PlanPlacement(loads, {.slots = EqualSlots(options.slots, options.ranks),
+                                                  .threads = options.threads,
+                                                  .stop = options.stop}));
+                        return std::move(planned.placement);
+                      }});
   return policies;
 }
 

@@ -43,6 +43,28 @@ bool HasSeveralRanks(const LoadOptions& options) {
   return options.groups != nullptr && options.groups->layout().ranks() > 1;
 }
 
+// Refuses weights that can't move (MovableExperts) before they are loaded, if the layout lets experts move.
+Status CheckExpertsMove(const std::string& path, const DecoderSpec& spec, const WeightPlan& plan,
+                        const NumaPlacement& placement, const LoadOptions& options) {
+  if (options.groups == nullptr || !options.groups->layout().experts_move()) return OkStatus();
+  if (placement.images() > 1) {
+    return Unimplemented(
+        "{}: experts with weights that are {} can't move to other ranks; leave out --rebalance-experts, or "
+        "use "
+        "--numa auto",
+        path, ToString(placement.policy));
+  }
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    const RegionPlan* const experts = plan.Find(LayerPrefix(layer) + "mlp.experts");
+    if (experts == nullptr || experts->input_scales.empty()) continue;
+    return Unimplemented(
+        "{}: experts of layer {} have static activation scales and can't move to other ranks; leave out "
+        "--rebalance-experts",
+        path, layer);
+  }
+  return OkStatus();
+}
+
 // The mapping of the file ends with the load, so that only the rank's part stays in memory.
 StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const PackedFile& file,
                                                  DecoderSpec spec, const WeightPlan& whole,
@@ -69,6 +91,7 @@ StatusOr<std::unique_ptr<Model>> LoadPackedShard(const std::string& path, const 
         "placement to the system",
         path, ToString(options.numa));
   }
+  RETURN_IF_ERROR(CheckExpertsMove(path, spec, plan, placement, options));
   ASSIGN_OR_RETURN(WeightMap weights,
                    WeightMap::CopyShard(file, whole, std::move(plan), options.progress, placement, pool));
   return Finish(std::move(spec), std::move(shard), std::move(weights), WeightSource::kCopied, placement,
@@ -107,6 +130,7 @@ StatusOr<std::unique_ptr<Model>> LoadPacked(const std::string& path, DecoderSpec
         "them where they are",
         path, ToString(options.numa));
   }
+  RETURN_IF_ERROR(CheckExpertsMove(path, spec, plan, placement, options));
   if (copied || by_node) {
     ASSIGN_OR_RETURN(WeightMap weights,
                      WeightMap::Copy(*file, std::move(plan), options.progress, placement, pool));
@@ -154,6 +178,7 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& path, const Load
   }
   ASSIGN_OR_RETURN(WeightPlan plan, PlanFromCheckpoint(spec, *checkpoint, dtype, shard));
   ASSIGN_OR_RETURN(const NumaPlacement placement, PlaceWeights(options.numa, plan, pool));
+  RETURN_IF_ERROR(CheckExpertsMove(path, spec, plan, placement, options));
   ASSIGN_OR_RETURN(WeightMap weights,
                    WeightMap::Pack(*checkpoint, std::move(plan), options.progress, placement, pool));
   return Finish(std::move(spec), std::move(shard), std::move(weights), WeightSource::kPacked, placement,

@@ -7,6 +7,7 @@
 
 #include "checkpoint/safetensors_writer.h"
 #include "checkpoint/test_files.h"
+#include "comm/transport/local_transport.h"
 #include "models/numa_nodes.h"
 #include "models/test_session.h"
 #include "models/weight_image.h"
@@ -426,6 +427,52 @@ TEST(LoadTest, RejectsUnknownDtype) {
             "weights can be auto, f32, bf16, int8, fp8_g128, int8_g32, int4_g32, mxfp4, nvfp4, not \"fp4\"");
   EXPECT_THAT(LoadError(SourcePath("tests/golden/qwen3-tied"), {.dtype = "q4_k"}),
               HasSubstr("can't be chosen"));
+}
+
+// The error of rank 0 of two replicas that divide the experts and let them move.
+std::string MovingExpertsError(const std::string& path, NumaPolicy numa,
+                               const runtime::ThreadPool::Options& threads) {
+  parallel::Layout layout = *parallel::Layout::Create({.data = 2, .expert = 2});
+  layout.LetExpertsMove();
+  comm::LocalJob job(2);
+  const comm::Topology topology = comm::Topology::Flat(2, {.latency_s = 1e-6, .bytes_per_s = 1e10});
+  const std::shared_ptr<parallel::RankGroups> groups =
+      *parallel::RankGroups::Create(job.end(0), topology, layout);
+  const TestModel model(path, BestIsa(), {.numa = numa, .groups = groups}, threads);
+  return Message(model.status());
+}
+
+TEST(LoadTest, RejectsLayoutsThatMoveExpertsWithStaticScales) {
+  const std::string golden = "ct-qwen3-moe-int8-dynamic";
+  Copy copy(golden);
+  for (auto& [name, group] : copy.config()["quantization_config"]["config_groups"].items()) {
+    group["input_activations"]["dynamic"] = false;
+    group["input_activations"]["strategy"] = "tensor";
+  }
+  const auto source = *checkpoint::Checkpoint::Open(SourcePath("tests/golden/" + golden));
+  const std::vector<std::byte> scale = {std::byte{0}, std::byte{0}, std::byte{0x80},
+                                        std::byte{0x3d}};  // 1/16
+  for (const checkpoint::TensorEntry& entry : source->tensors()) {
+    const std::string suffix = "weight_scale";
+    if (!entry.name.ends_with(suffix)) continue;
+    const std::string module = entry.name.substr(0, entry.name.size() - suffix.size());
+    copy.Add(module + "input_scale", tensor::DType::kF32, {1}, scale);
+  }
+  const std::string folder = copy.Write();
+  EXPECT_EQ(LoadError(folder), "");
+  EXPECT_EQ(MovingExpertsError(folder, NumaPolicy::kAuto, {.threads = 1, .pin = false}),
+            folder +
+                ": experts of layer 0 have static activation scales and can't move to other ranks; leave out "
+                "--rebalance-experts");
+}
+
+TEST(LoadTest, RejectsLayoutsThatMoveExpertsOfSeveralNumaNodes) {
+  const runtime::Topology two = runtime::SimulatedNodes(2, 1);
+  const std::string path = SourcePath("tests/golden/qwen3-moe-norm-tied");
+  EXPECT_EQ(MovingExpertsError(path, NumaPolicy::kMirror, {.threads = 2, .pin = true, .topology = &two}),
+            path +
+                ": experts with weights that are mirrored can't move to other ranks; leave out "
+                "--rebalance-experts, or use --numa auto");
 }
 
 // A packed file with one wrong number in its header.

@@ -187,11 +187,88 @@ TEST(PlannerMemory, RanksStayWithinTheirMemoryAndUseIt) {
             "the memory of rank 2 must hold the 48 slots of 6 layers, found 47 slots");
 }
 
+// Sum over layers of the largest imbalance in any workload.
+double SumOfWorst(const Placement& placement, std::span<const LoadMatrix> loads) {
+  double sum = 0;
+  for (int layer = 0; layer < loads.front().layers; ++layer) {
+    double worst = 0;
+    for (const LoadMatrix& load : loads)
+      worst = std::max(worst, Imbalance(placement.layers[layer], load.layer(layer)));
+    sum += worst;
+  }
+  return sum;
+}
+
+TEST(PlannerMemory, SeveralFurtherSlotsOfARankAndLayerAreUsed) {
+  constexpr int kPlannedLayers = 3, kOfRank = 4;  // slots without further ones
+  const std::vector<LoadMatrix> loads = CostLoads(kPlannedLayers, 64, 6, 11);
+  const auto with = [&](int further) {
+    const auto plan =
+        PlanPlacement(loads, {.slots = EqualSlots(64, 16),
+                              .all_slots = std::vector<int64_t>(16, kPlannedLayers * (kOfRank + further))});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    EXPECT_TRUE(CheckPlacement(plan->placement, "plan", /*distinct=*/true).ok());
+    for (int rank = 0; rank < 16; ++rank) {
+      int used = 0;
+      for (const LayerPlacement& layer : plan->placement.layers) used += static_cast<int>(layer[rank].size());
+      EXPECT_LE(used, kPlannedLayers * (kOfRank + further)) << rank;
+    }
+    return plan->placement;
+  };
+  const Placement one = with(1), three = with(3);
+  EXPECT_LT(SumOfWorst(three, loads), SumOfWorst(one, loads));
+  EXPECT_GT(three.max_slots(), kOfRank + 1);
+}
+
+TEST(PlannerMemory, RanksWithMemoryTakeTheSlotsOfOthers) {
+  const std::vector<LoadMatrix> loads = CostLoads(2, 64, 6, 11);
+  std::vector<int64_t> memory(16, 2 * 4);
+  memory[3] = memory[9] = 2 * (4 + 8);
+  const auto plan = PlanPlacement(loads, {.slots = EqualSlots(64, 16), .all_slots = memory});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (int rank = 0; rank < 16; ++rank) {
+    const size_t used = plan->placement.layers[0][rank].size() + plan->placement.layers[1][rank].size();
+    EXPECT_LE(used, static_cast<size_t>(memory[rank])) << rank;
+    if (memory[rank] > 8) {
+      EXPECT_GT(used, 2U * (4 + 1)) << rank;
+    }
+  }
+}
+
+TEST(PlannerMemory, RandomMemoryIsNeverExceeded) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    Random random(seed);
+    const int experts = 4 + random.Below(28), ranks = 2 + random.Below(8), layers = 1 + random.Below(3);
+    PlannerOptions options{.slots = EqualSlots(experts + random.Below(8), ranks), .threads = 1};
+    for (const int slots : options.slots)
+      options.all_slots.push_back(int64_t{layers} * slots + random.Below(4 * layers));
+    if (seed % 2 == 0) options.extra_replicas = 1 + random.Below(2 * ranks * layers);
+    if (seed % 3 == 0) {
+      for (int rank = 0; rank < ranks; ++rank) options.speeds.push_back(0.5 + random.Uniform());
+    }
+    const auto plan = PlanPlacement(CostLoads(layers, experts, 1 + random.Below(3), seed), options);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_TRUE(CheckPlacement(plan->placement, "plan", /*distinct=*/true).ok()) << seed;
+    int64_t replicas = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      int64_t used = 0;
+      for (const LayerPlacement& layer : plan->placement.layers)
+        used += static_cast<int64_t>(layer[rank].size());
+      EXPECT_LE(used, options.all_slots[rank]) << seed;
+      replicas += used;
+    }
+    const int slots = std::accumulate(options.slots.begin(), options.slots.end(), 0);
+    if (options.extra_replicas > 0) {
+      EXPECT_LE(replicas, layers * slots + options.extra_replicas) << seed;
+    }
+  }
+}
+
 TEST(PlannerMemory, MoreExtraReplicasNeverBalanceWorse) {
   constexpr double kRounding = 1e-6;  // of a layer: the planner compares f32 sums of loads whose mean is 1
   const std::vector<LoadMatrix> loads = CostLoads(6, 64, 1, 9);
   double last = 1e9;
-  for (const int extra : {0, 3, 8, 12, 24, 48}) {
+  for (const int extra : {0, 3, 8, 12, 24, 48, 60, 96, 192}) {
     const auto plan = PlanPlacement(loads, {.slots = EqualSlots(64, 8), .extra_replicas = extra});
     double sum = 0;
     for (int layer = 0; layer < 6; ++layer)

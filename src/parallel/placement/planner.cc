@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -41,6 +42,11 @@ ScenarioLoads Scenarios(std::span<const LoadMatrix> workloads, std::span<const i
       result.loads[static_cast<size_t>(e) * padded + w] = static_cast<float>(tokens[e]);
   }
   return result;
+}
+
+std::vector<int> Sorted(std::vector<int> values) {
+  std::ranges::sort(values);
+  return values;
 }
 
 Status CheckNodes(int experts, const PlannerOptions& options) {
@@ -163,13 +169,14 @@ class Planner {
     PlannedPlacement result{.placement = {.experts = loads_.front().experts}};
     result.placement.layers.resize(layers);
     const int64_t budget = ExtraBudget();
-    steps_ = budget > 0 ? layers * (2 + static_cast<int>(std::size(kLevels))) : layers;
+    SetLevels(budget);
+    steps_ = budget > 0 ? layers * (2 + static_cast<int>(levels_.size())) : layers;
     if (budget > 0) {
       // Plans of all levels, from which the budget chooses; then those of the chosen ranks.
       std::vector<std::vector<LayerPlan>> plans(layers);
       ForEach(layers, [&](int layer) {
         plans[layer].push_back(PlanLayer(layer, options_.slots));
-        for (const double level : kLevels) plans[layer].push_back(PlanLayer(layer, SlotsAtLevel(level)));
+        for (const double level : levels_) plans[layer].push_back(PlanLayer(layer, SlotsAtLevel(level)));
       });
       const std::vector<int> levels = ChooseLevels(plans, budget);
       const std::vector<std::vector<int>> slots = GiveSlots(levels, plans);
@@ -199,9 +206,6 @@ class Planner {
   }
 
  private:
-  // Extra replicas of a layer per rank.
-  static constexpr double kLevels[] = {0.125, 0.25, 0.5, 1};
-
   struct LayerPlan {
     LayerPlacement layer = {};
     double worst = 0;  // of the planned quantile: largest load of a rank, or predicted seconds
@@ -245,7 +249,19 @@ class Planner {
     return budget > 0 ? std::min(budget, memory) : memory;
   }
 
-  // One more slot on every 1/level-th rank.
+  // Levels above 1 are for budgets of more than one slot per rank and layer: up to twice their mean, so that
+  // some layers can have more than others. A larger budget has all levels of a smaller one.
+  void SetLevels(int64_t budget) {
+    levels_ = {0.125, 0.25, 0.5, 1};
+    const double mean =
+        static_cast<double>(budget) / (static_cast<double>(options_.slots.size()) * loads_.front().layers);
+    const int room = loads_.front().experts - *std::ranges::min_element(options_.slots);
+    if (mean <= 1) return;
+    for (int level = 2; level <= room && level <= 2 * mean; level += std::max(1, level / 3))
+      levels_.push_back(level);
+  }
+
+  // `level` more slots on every rank, or one more on every 1/level-th rank.
   std::vector<int> SlotsAtLevel(double level) const {
     std::vector<int> slots = options_.slots;
     const int extra = static_cast<int>(level * static_cast<double>(slots.size()));
@@ -268,14 +284,12 @@ class Planner {
   LayerPlacement PlanOnSlots(int layer, int level, const std::vector<int>& slots,
                              std::vector<LayerPlan>& plans) {
     if (slots == options_.slots) return std::move(plans[0].layer);
-    const std::vector<int> of_level = SlotsAtLevel(kLevels[level - 1]);
-    const int least = options_.slots[0];
-    if (!RanksAreEqual() || std::ranges::count(of_level, least) != std::ranges::count(slots, least))
-      return PlanLayer(layer, slots).layer;
+    const std::vector<int> of_level = SlotsAtLevel(levels_[level - 1]);
+    if (!RanksAreEqual() || Sorted(of_level) != Sorted(slots)) return PlanLayer(layer, slots).layer;
     LayerPlacement placed(slots.size());
-    size_t next[2] = {0, 0};  // rank of the level's plan without and with an extra slot
+    std::map<int, size_t> next;  // by slots: first rank of the level's plan that is not used yet
     for (size_t rank = 0; rank < slots.size(); ++rank) {
-      size_t& from = next[slots[rank] > least ? 1 : 0];
+      size_t& from = next[slots[rank]];
       while (of_level[from] != slots[rank]) ++from;
       placed[rank] = std::move(plans[level].layer[from++]);
     }
@@ -468,7 +482,7 @@ class Planner {
   }
 
   // Slots of each rank and layer: extra slots go to the ranks with most memory left, and to all ranks in
-  // turn.
+  // turn. A rank without memory leaves its slot to the others.
   std::vector<std::vector<int>> GiveSlots(const std::vector<int>& levels,
                                           const std::vector<std::vector<LayerPlan>>& plans) const {
     const size_t ranks = options_.slots.size();
@@ -477,18 +491,24 @@ class Planner {
       left[rank] =
           options_.all_slots[rank] - int64_t{options_.slots[rank]} * static_cast<int64_t>(plans.size());
     std::vector<std::vector<int>> slots(plans.size(), options_.slots);
+    const int experts = loads_.front().experts;
     size_t turn = 0;
     for (size_t layer = 0; layer < plans.size(); ++layer) {
-      const int extra = plans[layer][levels[layer]].extra;
+      int extra = plans[layer][levels[layer]].extra;
       std::vector<size_t> order(ranks);
       for (size_t i = 0; i < ranks; ++i) order[i] = (turn + i) % ranks;
       std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return left[a] > left[b]; });
-      for (int i = 0; i < extra; ++i) {
-        const size_t rank = order[i];
-        if (!options_.all_slots.empty() && left[rank] <= 0) break;
-        ++slots[layer][rank];
-        --left[rank];
-        turn = rank + 1;
+      for (bool given = true; extra > 0 && given;) {
+        given = false;
+        for (const size_t rank : order) {
+          const bool full = slots[layer][rank] >= experts;
+          if (extra == 0 || full || (!options_.all_slots.empty() && left[rank] <= 0)) continue;
+          ++slots[layer][rank];
+          --left[rank];
+          --extra;
+          given = true;
+          turn = rank + 1;
+        }
       }
     }
     return slots;
@@ -500,6 +520,7 @@ class Planner {
   std::optional<ExpertTime> time_;
   int kept_ = 1;  // workloads of the quantile
   std::vector<LoadMatrix> loads_;
+  std::vector<double> levels_;  // extra replicas of a layer per rank, among which the budget chooses
   std::atomic<bool> stopped_ = false;
   std::mutex mutex_;
   int done_ = 0, steps_ = 0;

@@ -13,8 +13,8 @@ namespace moesaic::parallel {
 
 struct PlannerOptions {
   std::vector<int> slots = {};  ///< per rank; unequal numbers are allowed
-  /// Replicas in addition to `slots`, over all layers. Layers whose largest rank load falls most get them,
-  /// each layer at most one per rank.
+  /// Replicas in addition to `slots`, over all layers. Layers whose largest rank load falls most get them:
+  /// each at most as many as there are ranks, or twice the mean over layers if that is more.
   int extra_replicas = 0;
   /// Maximum slots of each rank over all layers: its memory, divided by the bytes of an expert. Slots beyond
   /// `slots` go to the layers whose largest rank load falls most, like extra_replicas. Empty: no limit.

@@ -161,6 +161,8 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   }
   ASSIGN_OR_RETURN(options.all_slots, SlotsInMemory(flags, options.slots.size()));
   options.current = current ? &*current : nullptr;
+  if (current && options.routing != nullptr)
+    Tell("ranks keep the order of {}: all experts of exchanged ranks would move\n", "--current");
   options.max_moves = flags.max_moves;
   if (current && fills_slots) RETURN_IF_ERROR(FillEmptySlots(parallel::SumOfLoads(loads), options, *current));
   const InterruptGuard guard;

@@ -119,6 +119,29 @@ TEST(PlannerCost, PlansForTimesAreFasterThanPlansForTokens) {
   }
 }
 
+// Groups of links that are not the homes of groups of experts: only the order of ranks differs.
+TEST(PlannerCost, RanksAreOrderedForTheLevelsOfLinks) {
+  const std::vector<LoadMatrix> loads = CostLoads(3, 64, 2, 9);
+  CostModel model = Machine();
+  model.routing = {.top_k = 4, .groups = 2, .top_groups = 1};
+  model.levels.clear();
+  const auto any = PlanPlacement(loads, {.slots = EqualSlots(80, 16), .cost = &model});
+  model.levels = {{.groups = 4, .bytes_per_s = 5e9}, {.groups = 8, .bytes_per_s = 2e10}};
+  const auto ordered = PlanPlacement(loads, {.slots = EqualSlots(80, 16), .cost = &model});
+  ASSERT_TRUE(any.ok() && ordered.ok());
+  for (int layer = 0; layer < 3; ++layer) {
+    LayerPlacement a = any->placement.layers[layer], b = ordered->placement.layers[layer];
+    std::ranges::sort(a);
+    std::ranges::sort(b);
+    EXPECT_EQ(a, b) << layer;
+  }
+  EXPECT_LT(WorstSeconds(ordered->placement, loads, model), WorstSeconds(any->placement, loads, model));
+  const auto stays = PlanPlacement(
+      loads, {.slots = EqualSlots(80, 16), .current = &any->placement, .max_moves = 0, .cost = &model});
+  ASSERT_TRUE(stays.ok());
+  EXPECT_EQ(stays->placement.layers, any->placement.layers) << "all experts of exchanged ranks would move";
+}
+
 TEST(PlannerCost, ExpertsStayWhereMovesCostMoreThanTheyGain) {
   const std::vector<LoadMatrix> loads = CostLoads(1, 64, 2, 3);
   const Placement start{64, {InOrder(64, 8)}};

@@ -33,13 +33,15 @@ struct PlannerOptions {
   int nodes = 1;
   int groups = 1;
   /// Router, for the order of ranks: those with equal speeds and slots are exchanged between the `nodes`, so
-  /// that a token is sent to fewer of them (OrderRanks). Null, with `cost` or with `current`: ranks keep
-  /// their order. Borrowed.
+  /// that a token is sent to fewer of them (OrderRanks). Null: ranks keep their order. With `current` they
+  /// always do, because all experts of exchanged ranks would move; with `cost`, its levels and router
+  /// determine the order. Borrowed.
   const Routing* routing = nullptr;
   /// Rates that turn loads into times; borrowed, or null. If set, ranks are balanced by the time of started
   /// tiles and of reading weights. The planner makes plans with several weights of traffic and several
   /// numbers of moves from `current`, and each layer gets the one whose predicted batch (PredictCost) is
-  /// fastest.
+  /// fastest. Without `current` ranks are then exchanged between the groups of each level, where that is
+  /// predicted to be faster.
   const CostModel* cost = nullptr;
   /// Share of the workloads (or of windows that are given as workloads) that count for a layer's plan. The
   /// others are those with the largest rank loads. 1: all count.

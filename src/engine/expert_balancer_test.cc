@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <random>
 #include <thread>
 
@@ -268,13 +269,16 @@ class ExpertBalancerTest : public testing::Test {
       members_.push_back(Lockstep::Add(lockstep_, std::move(executor)));
     }
     layout_.LetExpertsMove();
+    Make({.interval_s = 60});
+  }
+
+  void Make(const ExpertBalanceOptions& options) {
     models::ModelInfo info;
     info.layers = 4;
     info.experts = 8;
     info.expert_bytes = kExpertBytes;
-    balancer_ = std::make_unique<ExpertBalancer>(layout_, info, *lockstep_,
-                                                 std::vector<Executor*>{members_[0].get(), members_[1].get()},
-                                                 ExpertBalanceOptions{.interval_s = 60});
+    balancer_ = std::make_unique<ExpertBalancer>(
+        layout_, info, *lockstep_, std::vector<Executor*>{members_[0].get(), members_[1].get()}, options);
   }
 
   void Poll() {
@@ -295,6 +299,9 @@ class ExpertBalancerTest : public testing::Test {
   void Begin(double expert_share = 0.2) {
     Work(expert_share);
     Poll();
+    Wait();
+  }
+  void Wait() {
     for (int i = 0; i < 10000 && balancer_->stats().state == "planning"; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       Poll();
@@ -374,6 +381,29 @@ TEST_F(ExpertBalancerTest, CountsAPlanWhenItsResultIsKnown) {
   Begin();
   EXPECT_EQ(balancer_->stats().plans_with_moves, 1);
   EXPECT_EQ(balancer_->stats().plans_without_gain, 0);
+}
+
+TEST_F(ExpertBalancerTest, APlanThatTakesTooLongFailsAndTheNextOneIsMade) {
+  std::atomic<bool> continues = false;
+  Make({.interval_s = 60, .plan_limit_s = 5, .before_plan = [&continues] { continues.wait(false); }});
+  Work();
+  Poll();
+  ASSERT_EQ(balancer_->stats().state, "planning");
+  now_ += std::chrono::seconds(6);
+  Poll();
+  EXPECT_EQ(balancer_->stats().state, "planning") << "the thread has not ended yet";
+  continues = true;
+  continues.notify_all();
+  Wait();
+  EXPECT_EQ(balancer_->stats().state, "idle");
+  EXPECT_EQ(balancer_->stats().failed_plans, 1);
+  EXPECT_THAT(balancer_->stats().history.back(), HasSubstr("the plan failed: it took longer than 5 s"));
+  auto later = std::make_shared<ExpertLoadStats>(Skewed());
+  later->all_windows = 2;
+  load_ = later;
+  Begin();
+  EXPECT_EQ(balancer_->stats().plans_with_moves, 1);
+  EXPECT_EQ(balancer_->stats().state, "moving");
 }
 
 // Ranks compute 90% of the time, but their experts so little that faster ones would not pay for the weights.

@@ -6,6 +6,7 @@
 namespace moesaic::engine {
 namespace {
 
+using testing::DoubleNear;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using Clock = ExpertLoadRecorder::Clock;
@@ -45,6 +46,17 @@ TEST(ExpertLoad, WindowsHaveTheTokensSinceThePreviousWindow) {
   EXPECT_THAT(stats->total, ElementsAre(9, 3, 0, 0));
   EXPECT_GT(stats->Skew(0), 1);
   EXPECT_LE(stats->Skew(0), 4);
+}
+
+TEST(ExpertLoad, RecentTokensCountHalfAfterTheHalfLife) {
+  ExpertLoadRecorder recorder({.window_s = 10});
+  const Clock::time_point begin = Clock::now();
+  recorder.Add({.layers = {3}, .experts = 2, .tokens = {800, 100}}, begin);
+  EXPECT_THAT(recorder.stats()->recent, ElementsAre(800, 100));
+  recorder.Add({.layers = {3}, .experts = 2, .tokens = {800, 104}}, begin + kExpertLoadHalfLife);
+  EXPECT_THAT(recorder.stats()->recent, ElementsAre(DoubleNear(400, 1e-9), DoubleNear(54, 1e-9)));
+  recorder.Add({.layers = {3}, .experts = 2, .tokens = {801, 104}}, begin + 3 * kExpertLoadHalfLife);
+  EXPECT_THAT(recorder.stats()->recent, ElementsAre(DoubleNear(101, 1e-9), DoubleNear(13.5, 1e-9)));
 }
 
 TEST(ExpertLoad, JsonAddsTheTokensOfDroppedWindowsToTheFirstWindow) {

@@ -45,6 +45,49 @@ class Placement(unittest.TestCase):
         run("placement", "generate", "--out", self.folder / "loads", "--layers", "4", *flags)
         return sorted((self.folder / "loads").glob("*.npy"))
 
+    def plots(self, page):
+        """Parses the plots of a page and returns their number."""
+        plots = page.read_text().split("<svg")[1:]
+        for svg in plots:
+            xml.etree.ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+        return len(plots)
+
+    def test_pages_have_the_numbers_that_are_printed(self):
+        loads, plan, page = self.loads("--workloads", "2"), self.folder / "plan.json", self.folder / "page.html"
+        run("placement", "plan", loads[0], "--ranks", "16", "--slots", "288", "--out", plan)
+        printed = run("placement", "evaluate", *loads, "--plan", plan, "--html", page).stdout
+        for load in loads:
+            mean, worst = re.search(rf"{re.escape(str(load))} +(\S+) +(\S+)", printed).groups()
+            self.assertIn(f"<td>{load}</td><td>{mean}</td><td>{worst}</td>", page.read_text())
+        self.assertGreater(self.plots(page), 2)
+        self.assertIn(str(plan), page.read_text())
+        printed = run("placement", "compare", *loads, "--ranks", "16", "--slots", "288", "--leave-one-out", "--html", page).stdout
+        for policy in ("default", "eplb", "omni", "flashlb", "swift", "lplb", "moesaic"):
+            mean, worst = re.search(rf"^{policy} +(\S+) +(\S+)", printed, re.MULTILINE).groups()
+            self.assertIn(f"<td>{policy}</td><td>{mean}</td><td>{worst}</td>", page.read_text())
+        self.assertIn("Each workload is measured on a plan for the others.", page.read_text())
+        self.assertEqual(self.plots(page), 1)
+
+    def test_each_window_of_a_recording_is_a_workload(self):
+        hot = [[[100 if expert // 4 == window else 1 for expert in range(16)]] for window in range(2)]
+        load = self.folder / "load.json"
+        load.write_text(json.dumps({"logical_count": hot}))
+        size = ("--ranks", "4", "--json")
+        whole = json.loads(run("placement", "plan", load, *size).stdout)["loads"]
+        self.assertEqual([entry["name"] for entry in whole], [str(load)])
+        plan = self.folder / "plan.json"
+        windows = json.loads(run("placement", "plan", load, *size, "--windows", "--out", plan).stdout)["loads"]
+        self.assertEqual([entry["name"] for entry in windows], [f"{load} window {i}" for i in range(2)])
+        for entry in windows:  # each rank has one of the four hot experts of each window
+            self.assertAlmostEqual(entry["mean"], 1, 6)
+        evaluated = json.loads(run("placement", "evaluate", load, "--plan", plan, "--windows", "--json").stdout)["loads"]
+        self.assertEqual([entry["mean"] for entry in evaluated], [entry["mean"] for entry in windows])
+        compared = json.loads(run("placement", "compare", load, *size, "--windows", "--leave-one-out").stdout)["policies"]
+        self.assertIn("moesaic", compared)
+        self.assertEqual(len(json.loads(run("placement", "explain", load, "--windows", "--json").stdout)), 2)
+        self.assertIn("needs two workloads or more, found 1",
+                      run("placement", "compare", load, *size, "--leave-one-out", code=1).stderr)
+
     def test_eplb_gives_the_arrays_of_its_readme(self):
         load = self.folder / "load.npy"
         load.write_bytes(npy([[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
@@ -89,8 +132,7 @@ class Placement(unittest.TestCase):
         printed = run("placement", "plan", load, "--ranks", "16", "--slots", "288", "--out", plan, "--html", page).stdout
         self.assertIn("0 repeated on their rank", printed)
         self.assertIn("Load of each rank and layer", page.read_text())
-        for svg in page.read_text().split("<svg")[1:]:
-            xml.etree.ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+        self.assertGreater(self.plots(page), 0)
         expected = run("placement", "evaluate", load, "--plan", plan).stdout
         for name, form in (("a.npz", "eplb"), ("b.json", "sglang"), ("c.npy", "omni"),
                            ("d.yaml", "tensorrt-llm")):

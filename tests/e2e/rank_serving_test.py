@@ -209,6 +209,12 @@ class Serving(unittest.TestCase):
         self.assertTrue(changes, experts["history"])
         for after, before in changes:
             self.assertLessEqual(float(after), 0.91 * float(before), "a tenth, with rounding")
+        loads = experts["rank_load"]
+        self.assertTrue(loads["layers"] and set(loads["layers"]) <= set(server.json("GET", "/expert_load")[1]["layers"]), loads)
+        self.assertEqual(len(loads["over_mean"]), len(loads["layers"]))
+        for row in loads["over_mean"]:
+            self.assertEqual(len(row), 2)
+            self.assertAlmostEqual(sum(row), 2, delta=0.002)  # thousandths of the mean
         self.assertEqual(server.stop(), 0)
         error = run("serve", MODEL, "-tp", "2", "-ep", "--rebalance-experts", "5", "--port", "0", code=1).stderr
         self.assertIn("--rebalance-experts needs data parallel replicas that divide the experts", error)

@@ -105,6 +105,22 @@ TEST(LayerCostOf, NamesTheSlowestRankTheBusiestNodeAndTheMoves) {
   EXPECT_DOUBLE_EQ(cost.move_s, 8.0 / 2 / 4);
 }
 
+// Four ranks on two nodes, each with one expert. A level's time is that of its group that receives most.
+TEST(LayerCostOf, AddsTheTimesOfTwoLevelsOfLinks) {
+  CostModel model{.batch_tokens = 100,
+                  .routing = {.top_k = 1},
+                  .tile_s = 1,
+                  .token_bytes = 10,
+                  .levels = {{.groups = 2, .bytes_per_s = 100}, {.groups = 4, .bytes_per_s = 200}}};
+  const LayerPlacement layer = {{0}, {1}, {2}, {3}};
+  const std::vector<double> loads = {1, 1, 1, 5};
+  const double of_nodes = 0.5 * (1 - 7.0 / 8 * 3 / 8), of_ranks = 3.0 / 4 * 5 / 8;
+  EXPECT_DOUBLE_EQ(PredictCost(layer, loads, model, ExpertTime(model)).exchange_s,
+                   of_nodes * 1000 / 100 + of_ranks * 1000 / 200);
+  model.levels.pop_back();
+  EXPECT_DOUBLE_EQ(PredictCost(layer, loads, model, ExpertTime(model)).exchange_s, of_nodes * 1000 / 100);
+}
+
 TEST(PlannerCost, PlansForTimesAreFasterThanPlansForTokens) {
   const std::vector<LoadMatrix> loads = CostLoads(2, 256, 3, 1);
   CostModel model = Machine();

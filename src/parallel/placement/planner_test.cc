@@ -78,6 +78,24 @@ TEST(Planner, PlanningAgainFromItsPlanChangesNothing) {
   EXPECT_EQ(first->placement.layers, again->placement.layers);
 }
 
+TEST(Planner, PlanningAgainWithOtherOptionsChangesNothing) {
+  const std::vector<LoadMatrix> loads = Loads(2, 64, 3, 2);
+  const CostModel cost{.batch_tokens = 4096, .tile_rows = 64, .tile_s = 4e-6, .read_s = 1e-5};
+  const std::vector<PlannerOptions> all = {
+      {.slots = {12, 12, 11, 11, 10, 9, 8, 7}},
+      {.slots = EqualSlots(80, 8), .speeds = {1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5}},
+      {.slots = EqualSlots(80, 8), .cost = &cost}};
+  for (size_t i = 0; i < all.size(); ++i) {
+    PlannerOptions options = all[i];
+    const auto first = PlanPlacement(loads, options);
+    ASSERT_TRUE(first.ok()) << first.status();
+    options.current = &first->placement;
+    const auto again = PlanPlacement(loads, options);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(first->placement.layers, again->placement.layers) << "options " << i;
+  }
+}
+
 TEST(Planner, MovesStayWithinTheirBudgetAndMoreOfThemBalanceBetter) {
   constexpr int kPlannedLayers = 2;
   const Placement start{64, {InOrder(64, 8), InOrder(64, 8)}};

@@ -17,7 +17,6 @@
 #include "app/progress.h"
 #include "app/table.h"
 #include "parallel/placement/layer_cost.h"
-#include "parallel/placement/load_file.h"
 #include "parallel/placement/planner.h"
 #include "parallel/placement/published_balancers.h"
 #include "runtime/atomic_file.h"
@@ -181,17 +180,6 @@ std::vector<LoadMatrix> Totals(std::span<const Workload> workloads) {
   return loads;
 }
 
-Status CheckShapes(std::span<const Workload> workloads) {
-  const LoadMatrix& first = workloads.front().total;
-  for (const Workload& workload : workloads) {
-    if (workload.total.layers == first.layers && workload.total.experts == first.experts) continue;
-    return InvalidArgument("{}: must have {} layers of {} experts as {}, found {} of {}", workload.name,
-                           first.layers, first.experts, workloads.front().name, workload.total.layers,
-                           workload.total.experts);
-  }
-  return OkStatus();
-}
-
 Status CheckPlanFits(const Placement& placement, const LoadMatrix& load) {
   if (placement.experts == load.experts && static_cast<int>(placement.layers.size()) == load.layers)
     return OkStatus();
@@ -254,28 +242,6 @@ StatusOr<std::optional<Placement>> ReadCurrent(const PlacementFlags& flags, int 
 }
 
 }  // namespace
-
-StatusOr<std::vector<Workload>> ReadLoads(const PlacementFlags& flags) {
-  std::vector<Workload> loads;
-  for (const std::string& path : flags.files) {
-    StatusOr<Workload> load = Workload{};
-    if (path == kStandardInput) {
-      ASSIGN_OR_RETURN(const std::string bytes, ReadInput(path));
-      load = parallel::ParseLoad(bytes, InputName(path));
-    } else {
-      load = parallel::ReadLoad(path);
-    }
-    RETURN_IF_ERROR(load.status());
-    if (!flags.windows || load->windows.empty()) {
-      loads.push_back(*std::move(load));
-      continue;
-    }
-    for (size_t i = 0; i < load->windows.size(); ++i)
-      loads.push_back({fmt::format("{} window {}", load->name, i), std::move(load->windows[i]), {}});
-  }
-  RETURN_IF_ERROR(CheckShapes(loads));
-  return loads;
-}
 
 StatusOr<PlacementFormat> FormatOf(const PlacementFlags& flags) {
   if (flags.format == "moesaic") return PlacementFormat::kMoesaic;

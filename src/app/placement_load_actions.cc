@@ -4,14 +4,20 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
 
+#include "app/input.h"
 #include "app/output.h"
 #include "app/placement_flags.h"
 #include "app/table.h"
 #include "parallel/placement/balance.h"
+#include "parallel/placement/bounded_input.h"
+#include "parallel/placement/load_file.h"
 #include "parallel/placement/load_generator.h"
 #include "parallel/placement/numpy_file.h"
 #include "runtime/atomic_file.h"
+#include "science/torch_file.h"
 
 namespace moesaic::app {
 namespace {
@@ -29,7 +35,54 @@ double DefaultOrderImbalance(const parallel::LoadMatrix& load, int ranks) {
   return sum / layers;
 }
 
+// A file of torch.save(), as SGLang's recorder writes it.
+StatusOr<parallel::Workload> ParseTorchLoad(std::string_view bytes, const std::string& name) {
+  ASSIGN_OR_RETURN(const science::TorchFile file,
+                   science::ParseTorchFile(std::as_bytes(std::span(bytes)), name));
+  const auto counts = file.tensors.find("logical_count");
+  if (counts == file.tensors.end())
+    return InvalidArgument("{}: a PyTorch file of loads has a tensor \"logical_count\" (SGLang)", name);
+  const std::vector<double> values(counts->second.values.begin(), counts->second.values.end());
+  return parallel::ParseLoad(parallel::NumpyBytes(std::span<const double>(values), counts->second.shape),
+                             name);
+}
+
+StatusOr<parallel::Workload> ReadWorkload(const std::string& path) {
+  std::error_code error;
+  if (path != kStandardInput && std::filesystem::is_directory(path, error)) return parallel::ReadLoad(path);
+  ASSIGN_OR_RETURN(const std::string bytes,
+                   path == kStandardInput ? ReadInput(path) : parallel::ReadBoundedFile(path));
+  const std::string name = InputName(path);
+  return parallel::IsZipFile(bytes) ? ParseTorchLoad(bytes, name) : parallel::ParseLoad(bytes, name);
+}
+
+Status CheckShapes(std::span<const parallel::Workload> workloads) {
+  const parallel::LoadMatrix& first = workloads.front().total;
+  for (const parallel::Workload& workload : workloads) {
+    if (workload.total.layers == first.layers && workload.total.experts == first.experts) continue;
+    return InvalidArgument("{}: must have {} layers of {} experts as {}, found {} of {}", workload.name,
+                           first.layers, first.experts, workloads.front().name, workload.total.layers,
+                           workload.total.experts);
+  }
+  return OkStatus();
+}
+
 }  // namespace
+
+StatusOr<std::vector<parallel::Workload>> ReadLoads(const PlacementFlags& flags) {
+  std::vector<parallel::Workload> loads;
+  for (const std::string& path : flags.files) {
+    ASSIGN_OR_RETURN(parallel::Workload load, ReadWorkload(path));
+    if (!flags.windows || load.windows.empty()) {
+      loads.push_back(std::move(load));
+      continue;
+    }
+    for (size_t i = 0; i < load.windows.size(); ++i)
+      loads.push_back({fmt::format("{} window {}", load.name, i), std::move(load.windows[i]), {}});
+  }
+  RETURN_IF_ERROR(CheckShapes(loads));
+  return loads;
+}
 
 Status RunPlacementExplain(const PlacementFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<parallel::Workload> loads, ReadLoads(flags));

@@ -235,15 +235,15 @@ void AddPlacement(Verb& root, VerbRun& run) {
       .OneOf(names)
       .Required();
   verb.AddOption("FILES", options->files,
-                 "Loads of workloads (.npy, JSON, folder), or the placement to convert");
+                 "Loads of workloads (.npy, .pt, JSON, folder), or the placement to convert");
   AddCommonFlags(verb, *options);
   AddPlanFlags(verb, *options);
   AddTrafficFlag(verb, *options);
   AddCostFlags(verb, *options);
   AddOtherFlags(verb, *options);
   verb.Footer(
-      "A load is a .npy array [layers, experts], SGLang's JSON with logical_count, vLLM's JSON, or a\n"
-      "folder of OmniPlacement or TensorRT-LLM. docs/placement.md describes formats and columns.\n\n"
+      "A load is a .npy array [layers, experts], SGLang's JSON or .pt with logical_count, vLLM's JSON,\n"
+      "or a folder of OmniPlacement or TensorRT-LLM. docs/placement.md describes formats and columns.\n\n"
       "Examples:\n"
       "  moesaic placement plan chat.npy code.npy --ranks 32 --slots 288 --out plan.json --format sglang\n"
       "  moesaic placement plan load.npy --algorithm eplb --replicas 288 --groups 8 --nodes 4 --gpus 32 "

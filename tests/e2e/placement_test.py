@@ -36,6 +36,26 @@ def read_npy(data):
     return header["shape"], list(struct.unpack(f"<{len(body) // struct.calcsize(code)}{code}", body))
 
 
+def torch_file(path, counts):
+    """A file of torch.save() with the members of SGLang's recorder; `counts` are [windows][layers][experts] on a GPU."""
+    shape = len(counts), len(counts[0]), len(counts[0][0])
+    values = [value for window in counts for row in window for value in row]
+
+    def text(value):
+        return b"X" + struct.pack("<I", len(value)) + value
+
+    def numbers(*items):
+        return b"(" + b"".join(b"J" + struct.pack("<i", item) for item in items) + b"t"
+    storage = b"(" + text(b"storage") + b"ctorch\nLongStorage\n" + text(b"0") + text(b"cuda:0") + b"J" + struct.pack("<i", len(values)) + b"tQ"
+    tensor = (b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00" + numbers(*shape) + numbers(shape[1] * shape[2], shape[2], 1) +
+              b"\x89ccollections\nOrderedDict\n)RtR")
+    pickled = (b"\x80\x02}(" + text(b"rank") + b"K\x00" + text(b"logical_count") + tensor +
+               text(b"average_utilization_rate_over_window") + b"Nu.")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/data/0", struct.pack(f"<{len(values)}q", *values))
+
+
 class Placement(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-placement-"))
@@ -181,6 +201,22 @@ class Placement(unittest.TestCase):
                         "--first-layer", "3", code=1 if dense else 0).stderr
             self.assertEqual("--first-layer 3: layer 0 of the loads has no tokens" in added, dense > 0)
         self.assertEqual(*results)
+
+    def test_the_file_of_sglangs_recorder_is_read(self):
+        counts = [[[(7 * e * e + 3 * layer + window) % 101 for e in range(32)] for layer in range(3)] for window in range(2)]
+        recorded, load = self.folder / "recorded.pt", self.folder / "load.json"
+        torch_file(recorded, counts)
+        load.write_text(json.dumps({"logical_count": counts}))
+        for flags in ((), ("--windows",)):
+            entries = [json.loads(run("placement", "explain", path, *flags, "--json").stdout) for path in (recorded, load)]
+            names = [[entry.pop("name") for entry in each] for each in entries]
+            self.assertEqual(*entries)
+            self.assertEqual([name.replace(str(load), str(recorded)) for name in names[1]], names[0])
+        recorded.write_bytes(recorded.read_bytes().replace(b"logical_count", b"logical_xxxxx"))
+        self.assertIn(f'{recorded}: a PyTorch file of loads has a tensor "logical_count"',
+                      run("placement", "explain", recorded, code=1).stderr)
+        recorded.write_bytes(recorded.read_bytes()[:-30])
+        self.assertRegex(run("placement", "explain", recorded, code=1).stderr, "recorded.pt: .+")
 
     def test_the_moves_from_the_placement_in_use_are_counted(self):
         first, second = self.loads()[:2]

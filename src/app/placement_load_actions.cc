@@ -84,6 +84,24 @@ StatusOr<std::vector<parallel::Workload>> ReadLoads(const PlacementFlags& flags)
   return loads;
 }
 
+namespace {
+
+// Options of generated loads that are like those of the files.
+StatusOr<parallel::GeneratorOptions> FittedOptions(const PlacementFlags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<parallel::Workload> workloads, ReadLoads(flags));
+  std::vector<parallel::LoadMatrix> loads;
+  for (const parallel::Workload& workload : workloads) loads.push_back(workload.total);
+  parallel::GeneratorOptions fit = parallel::FitGenerator(loads, flags.correlation);
+  if (fit.layers == 0) return InvalidArgument("no layer has tokens in all loads");
+  const auto [least, most] = std::ranges::minmax(fit.spreads);
+  Tell("{} of {} experts, {} {:.2f} to {:.2f}, correlation {:.2f}\n", Counted(fit.layers, "layer"),
+       fit.experts, fit.skew == parallel::Skew::kLogNormal ? "log-normal of sigma" : "power law of alpha",
+       least, most, fit.correlation);
+  return fit;
+}
+
+}  // namespace
+
 Status RunPlacementExplain(const PlacementFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<parallel::Workload> loads, ReadLoads(flags));
   const int ranks = flags.ranks > 0 ? flags.ranks : std::min(32, loads.front().total.experts);
@@ -119,17 +137,19 @@ Status RunPlacementExplain(const PlacementFlags& flags) {
 }
 
 Status RunPlacementGenerate(const PlacementFlags& flags) {
-  ASSIGN_OR_RETURN(
-      const std::vector<parallel::Workload> loads,
-      parallel::GenerateLoads(
-          {.layers = flags.layers,
-           .experts = flags.experts,
-           .workloads = flags.workloads,
-           .skew = flags.skew == "log-normal" ? parallel::Skew::kLogNormal : parallel::Skew::kPowerLaw,
-           .spread = flags.spread,
-           .drift = flags.drift == "mixtures" ? parallel::Drift::kMixtures : parallel::Drift::kIndependent,
-           .correlation = flags.correlation,
-           .seed = static_cast<uint64_t>(flags.seed)}));
+  parallel::GeneratorOptions options = {
+      .layers = flags.layers,
+      .experts = flags.experts,
+      .skew = flags.skew == "log-normal" ? parallel::Skew::kLogNormal : parallel::Skew::kPowerLaw,
+      .spread = flags.spread,
+      .drift = flags.drift == "mixtures" ? parallel::Drift::kMixtures : parallel::Drift::kIndependent,
+      .correlation = flags.correlation};
+  if (!flags.files.empty()) {
+    ASSIGN_OR_RETURN(options, FittedOptions(flags));
+  }
+  options.workloads = flags.workloads;
+  options.seed = static_cast<uint64_t>(flags.seed);
+  ASSIGN_OR_RETURN(const std::vector<parallel::Workload> loads, parallel::GenerateLoads(options));
   std::error_code error;
   std::filesystem::create_directories(flags.out, error);
   if (error) return IoError("{}: cannot be created: {}", flags.out, error.message());

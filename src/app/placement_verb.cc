@@ -49,9 +49,9 @@ const std::vector<Action>& Actions() {
       {"generate",
        RunPlacementGenerate,
        0,
-       0,
+       -1,
        {"--out", "--layers", "--experts", "--workloads", "--skew", "--drift", "--spread", "--correlation",
-        "--seed"}},
+        "--seed", "--windows"}},
   };
   return actions;
 }
@@ -203,6 +203,15 @@ void CheckFlags(const Verb& verb, const Action& action) {
 void CheckUse(const Verb& verb, const PlacementFlags& options) {
   if (options.action == "compare" && options.groups > 1 && options.nodes == 1)
     FailUsage("--groups", "needs --nodes");
+  if (options.action == "generate") {
+    if (options.files.empty() && options.windows) FailUsage("--windows", "needs FILES");
+    for (const char* flag : {"--layers", "--experts", "--skew", "--spread", "--drift"}) {
+      if (!options.files.empty() && verb.Count(flag) > 0)
+        FailUsage(flag, "excludes FILES, which determine it");
+    }
+    if ((options.files.size() > 1 || options.windows) && verb.Count("--correlation") > 0)
+      FailUsage("--correlation", "excludes several loads, which determine it");
+  }
   const bool plan = options.action == "plan";
   if (!plan && options.action != "evaluate") return;
   const bool traffic = options.top_k > 0;
@@ -234,8 +243,10 @@ void AddPlacement(Verb& root, VerbRun& run) {
           "generate loads")
       .OneOf(names)
       .Required();
-  verb.AddOption("FILES", options->files,
-                 "Loads of workloads (.npy, .pt, JSON, folder), or the placement to convert");
+  verb.AddOption(
+      "FILES", options->files,
+      "Loads of workloads (.npy, .pt, JSON, folder), those that generated ones are like, or the placement to "
+      "convert");
   AddCommonFlags(verb, *options);
   AddPlanFlags(verb, *options);
   AddTrafficFlag(verb, *options);
@@ -254,10 +265,8 @@ void AddPlacement(Verb& root, VerbRun& run) {
                                      [&](const Action& entry) { return options->action == entry.name; });
     const int files = static_cast<int>(options->files.size());
     if (files < action->least_files) FailUsage(std::string(action->name) + " needs FILES");
-    if (action->most_files >= 0 && files > action->most_files) {
-      FailUsage(action->most_files == 0 ? std::string(action->name) + " takes no FILES"
-                                        : std::string(action->name) + " takes one file");
-    }
+    if (action->most_files >= 0 && files > action->most_files)
+      FailUsage(std::string(action->name) + " takes one file");
     CheckFlags(verb, *action);
     const auto needs = [&](const char* flag) {
       if (verb.Count(flag) == 0) FailUsage(flag, std::string("is required by ") + action->name);

@@ -307,6 +307,21 @@ class Placement(unittest.TestCase):
             for entry in json.loads(run("placement", "explain", *loads, "--json").stdout):
                 self.assertEqual(entry["fits"], fits)
 
+    def test_generated_loads_are_like_those_of_files(self):
+        loads = self.loads("--skew", "power-law", "--drift", "independent", "--spread", "0.8", "--workloads", "3")
+        like = self.folder / "like"
+        told = run("placement", "generate", *loads, "--out", like, "--workloads", "2", "--seed", "5").stderr
+        self.assertRegex(told, r"4 layers of 256 experts, power law of alpha 0\.\d\d to \d\.\d\d, correlation 0\.\d\d")
+        written = sorted(like.glob("*.npy"))
+        self.assertEqual(len(written), 2)
+        own, others = (json.loads(run("placement", "explain", *paths, "--json").stdout) for paths in (loads, written))
+        for entry in others:
+            self.assertEqual(entry["fits"], "power law")
+            self.assertAlmostEqual(entry["alpha"], own[0]["alpha"], delta=0.1)
+        for words, message in ((("--layers", "3"), "--layers: excludes FILES"), (("--correlation", "0.5"), "--correlation: excludes several")):
+            self.assertIn(message, run("placement", "generate", *loads, "--out", like, *words, code=2).stderr)
+        self.assertIn("--windows: needs FILES", run("placement", "generate", "--out", like, "--windows", code=2).stderr)
+
     def test_broken_files_and_sizes_end_in_an_error(self):
         good, bad = self.folder / "good.npy", self.folder / "bad"
         good.write_bytes(npy([[1, 2, 3, 4]]))

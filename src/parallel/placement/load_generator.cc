@@ -12,6 +12,8 @@
 namespace moesaic::parallel {
 namespace {
 
+constexpr double kMaxSpread = 5;
+
 // Quantile of the standard normal distribution by bisection of its distribution function.
 double NormalQuantile(double probability) {
   double low = -9, high = 9;
@@ -43,8 +45,14 @@ Status CheckOptions(const GeneratorOptions& o) {
   if (int64_t{o.layers} * o.experts > kMaxLoadValues)
     return InvalidArgument("layers * experts must be at most {}, found {}", kMaxLoadValues,
                            int64_t{o.layers} * o.experts);
-  if (!(o.spread >= 0 && o.spread <= 5))
-    return InvalidArgument("spread must be from 0 to 5, found {}", o.spread);
+  if (!(o.spread >= 0 && o.spread <= kMaxSpread))
+    return InvalidArgument("spread must be from 0 to {}, found {}", kMaxSpread, o.spread);
+  if (!o.spreads.empty() && std::ssize(o.spreads) != o.layers)
+    return InvalidArgument("{} layers need as many spreads, found {}", o.layers, o.spreads.size());
+  for (const double spread : o.spreads) {
+    if (!(spread >= 0 && spread <= kMaxSpread))
+      return InvalidArgument("spread must be from 0 to {}, found {}", kMaxSpread, spread);
+  }
   if (!(o.spread_range >= 0 && o.spread_range <= 1))
     return InvalidArgument("range of the spread must be from 0 to 1, found {}", o.spread_range);
   if (o.profiles < 2 || o.profiles > 1000)
@@ -57,6 +65,7 @@ Status CheckOptions(const GeneratorOptions& o) {
 }
 
 double SpreadOf(const GeneratorOptions& options, int layer) {
+  if (!options.spreads.empty()) return options.spreads[layer];
   if (options.layers < 2) return options.spread;
   return options.spread * (1 + options.spread_range * (2.0 * layer / (options.layers - 1) - 1));
 }
@@ -195,6 +204,42 @@ FittedSkew FitSkew(const LoadMatrix& load) {
                         &mean.max_over_mean, &mean.variation})
     *value /= std::max(1, layers);
   return mean;
+}
+
+GeneratorOptions FitGenerator(std::span<const LoadMatrix> loads, double correlation) {
+  const int experts = loads.front().experts;
+  GeneratorOptions fit{.layers = 0, .experts = experts, .drift = Drift::kIndependent};
+  std::vector<FittedSkew> layers;  // means over loads
+  double log_normal = 0, power_law = 0, tokens = 0;
+  for (int layer = 0; layer < loads.front().layers; ++layer) {
+    const auto has_tokens = [layer](const LoadMatrix& load) { return HasTokens(load, layer); };
+    if (!std::ranges::all_of(loads, has_tokens)) continue;
+    FittedSkew mean;
+    for (const LoadMatrix& load : loads) {
+      const std::span<const double> values = load.layer(layer);
+      const FittedSkew skew = FitSkew({1, experts, {values.begin(), values.end()}});
+      mean.sigma += skew.sigma / static_cast<double>(loads.size());
+      mean.alpha += skew.alpha / static_cast<double>(loads.size());
+      log_normal += skew.log_normal_error;
+      power_law += skew.power_law_error;
+      tokens += std::accumulate(values.begin(), values.end(), 0.0);
+    }
+    layers.push_back(mean);
+  }
+  fit.layers = static_cast<int>(layers.size());
+  fit.skew = log_normal <= power_law ? Skew::kLogNormal : Skew::kPowerLaw;
+  for (const FittedSkew& layer : layers)
+    fit.spreads.push_back(
+        std::clamp(fit.skew == Skew::kLogNormal ? layer.sigma : layer.alpha, 0.0, kMaxSpread));
+  fit.tokens_per_layer = tokens / static_cast<double>(std::max<size_t>(1, layers.size() * loads.size()));
+  fit.correlation = correlation;
+  double sum = 0;
+  int pairs = 0;
+  for (size_t a = 0; a < loads.size(); ++a) {
+    for (size_t b = a + 1; b < loads.size(); ++b, ++pairs) sum += LoadCorrelation(loads[a], loads[b]);
+  }
+  if (pairs > 0) fit.correlation = std::clamp(sum / pairs, 0.0, 1.0);
+  return fit;
 }
 
 double LoadCorrelation(const LoadMatrix& a, const LoadMatrix& b) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "parallel/placement/load_matrix.h"
@@ -27,8 +28,9 @@ struct GeneratorOptions {
   int experts = 256;
   int workloads = 6;
   Skew skew = Skew::kLogNormal;
-  double spread = 0.9;        ///< sigma or alpha of the middle layer, of each profile
-  double spread_range = 0.2;  ///< relative difference of the first and last layer's spread to it
+  double spread = 0.9;               ///< sigma or alpha of the middle layer, of each profile
+  double spread_range = 0.2;         ///< relative difference of the first and last layer's spread to it
+  std::vector<double> spreads = {};  ///< that of each layer, instead of these two; empty: these
   Drift drift = Drift::kMixtures;
   int profiles = 4;                     ///< of mixtures, whose shares are uniform on the simplex
   double correlation = 0.83;            ///< of two workloads' loads, on average
@@ -50,6 +52,12 @@ struct FittedSkew {
 };
 
 FittedSkew FitSkew(const LoadMatrix& load);
+
+/// Options with which generated loads have the skew of each layer of `loads`, their tokens, and the mean
+/// correlation of all pairs of them; of one load, `correlation`. Layers in which a load has no tokens are
+/// left out. All loads have one shape. Generated loads drift independently, because the loads of experts are
+/// then those of the fitted distribution.
+GeneratorOptions FitGenerator(std::span<const LoadMatrix> loads, double correlation);
 
 /// Correlation of two workloads' loads, averaged over layers with tokens in both; 0 without any. Equal loads
 /// of all experts correlate with nothing.

@@ -57,6 +57,46 @@ TEST(LoadGenerator, TheFitDistinguishesLogNormalFromPowerLaw) {
   EXPECT_NEAR(b.alpha, power.spread, 0.05);
 }
 
+TEST(LoadGenerator, GeneratesLoadsLikeThoseThatAreFitted) {
+  for (const Skew skew : {Skew::kLogNormal, Skew::kPowerLaw}) {
+    const auto generated = GenerateLoads({.layers = 12,
+                                          .workloads = 6,
+                                          .skew = skew,
+                                          .spread = 0.7,
+                                          .drift = Drift::kIndependent,
+                                          .correlation = 0.8,
+                                          .tokens_per_layer = 1e6});
+    std::vector<LoadMatrix> loads;
+    for (const Workload& workload : *generated) {
+      loads.push_back(workload.total);  // with a dense layer
+      loads.back().layers = 13;
+      loads.back().tokens.insert(loads.back().tokens.begin(), 256, 0.0);
+    }
+    GeneratorOptions fit = FitGenerator(loads, /*correlation=*/0.1);
+    EXPECT_EQ(fit.layers, 12);
+    EXPECT_EQ(fit.experts, 256);
+    EXPECT_EQ(fit.skew, skew);
+    EXPECT_NEAR(fit.tokens_per_layer, 1e6, 1e4);
+    ASSERT_EQ(fit.spreads.size(), 12U);
+    // The standard deviation of 256 normal numbers is known to 4.4%.
+    EXPECT_NEAR(fit.spreads.front(), 0.56, 0.2 * 0.56);
+    EXPECT_NEAR(fit.spreads.back(), 0.84, 0.2 * 0.84);
+    fit.seed = 9;
+    fit.workloads = 6;
+    const auto again = GenerateLoads(fit);
+    ASSERT_TRUE(again.ok()) << again.status();
+    std::vector<LoadMatrix> others;
+    for (const Workload& workload : *again) others.push_back(workload.total);
+    const GeneratorOptions second = FitGenerator(others, /*correlation=*/0.1);
+    EXPECT_EQ(second.skew, skew);
+    EXPECT_NEAR(second.spreads.front(), fit.spreads.front(), 0.2 * fit.spreads.front());
+    if (skew == Skew::kLogNormal) {
+      EXPECT_NEAR(second.correlation, 0.8, 0.06);
+    }
+    EXPECT_EQ(FitGenerator(std::span(others).first(1), 0.3).correlation, 0.3);
+  }
+}
+
 // SGLang's recorder counts the dense layers of a model as well, which have no tokens.
 TEST(LoadGenerator, LayersWithoutTokensDoNotChangeTheSkew) {
   const auto loads = GenerateLoads({.layers = 4, .workloads = 2});
@@ -83,6 +123,8 @@ TEST(LoadGenerator, RefusesOptionsOutOfRange) {
   EXPECT_FALSE(GenerateLoads({.layers = 0}).ok());
   EXPECT_FALSE(GenerateLoads({.spread = -1}).ok());
   EXPECT_FALSE(GenerateLoads({.correlation = 1.5}).ok());
+  EXPECT_FALSE(GenerateLoads({.layers = 2, .spreads = {0.5}}).ok());
+  EXPECT_FALSE(GenerateLoads({.layers = 1, .spreads = {-0.5}}).ok());
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ struct RankedEngineOptions {
   bool virtual_time = false;  // messages take the time of equal links, and computation takes none
   // Replaces the transport of a rank; may be empty.
   std::function<std::unique_ptr<comm::Transport>(int rank, comm::LocalJob& job)> wrap = {};
+  std::string dtype = "f32";  // of the weights
 };
 
 /// A model on the ranks of a layout: the engine in the calling thread, other ranks in threads. `checkpoint`
@@ -57,6 +58,7 @@ class RankedEngine {
   RankedEngine(const std::string& checkpoint, const parallel::Degrees& degrees,
                const RankedEngineOptions& options = {})
       : path_(checkpoint.starts_with('/') ? checkpoint : models::SourcePath("tests/golden/" + checkpoint)),
+        dtype_(options.dtype),
         layout_(LayoutOf(degrees, options)),
         topology_(comm::Topology::Flat(layout_.ranks(), {.latency_s = 1e-6, .bytes_per_s = 1e10})),
         job_(layout_.ranks(), {.topology = options.virtual_time ? &topology_ : nullptr}),
@@ -153,10 +155,10 @@ class RankedEngine {
   StatusOr<std::unique_ptr<models::Model>> Load(int rank, runtime::ThreadPool& threads) {
     ASSIGN_OR_RETURN(std::shared_ptr<parallel::RankGroups> groups,
                      parallel::RankGroups::Create(EndOf(rank), topology_, layout_, kTimeLimit));
-    return models::Model::Load(path_, {.dtype = "f32", .progress = nullptr, .groups = groups}, threads);
+    return models::Model::Load(path_, {.dtype = dtype_, .progress = nullptr, .groups = groups}, threads);
   }
 
-  const std::string path_;
+  const std::string path_, dtype_;
   const parallel::Layout layout_;
   const comm::Topology topology_;
   comm::LocalJob job_;

@@ -100,6 +100,22 @@ TEST_P(MovingExpertsTest, OutputsAreBitwiseThoseOfExpertsThatStay) {
   EXPECT_EQ(moved.balance->failed_plans, 0);
 }
 
+// Experts as they are stored: int8 with scales of activations that are computed, and groups of int4.
+TEST(MovingQuantizedExpertsTest, OutputsAreBitwiseThoseOfExpertsThatStay) {
+  for (const char* checkpoint : {"ct-qwen3-moe-int8-dynamic", "ct-qwen3-moe-int4-experts"}) {
+    const Case c = {checkpoint, {.data = 2, .expert = 2}};
+    const EngineOptions options{.max_sequences = 8, .max_batch_tokens = 64};
+    const RankedEngineOptions layout = {.experts_move = true, .dtype = "auto"};
+    EngineStats stayed, moved;
+    const std::vector<float> expected = OutputsOf(c, layout, options, &stayed);
+    EXPECT_FALSE(expected.empty());
+    ASSERT_EQ(OutputsOf(c, layout, MovingOptions(options), &moved), expected) << checkpoint;
+    ASSERT_NE(moved.balance, nullptr);
+    EXPECT_GT(moved.balance->moved_experts, 0) << checkpoint;
+    EXPECT_EQ(moved.balance->rolled_back, 0) << checkpoint;
+  }
+}
+
 // Weights travel at no cost, so that every batch sends experts of rank 0 as soon as the time of a row has
 // been measured.
 TEST_P(MovingExpertsTest, OutputsAreBitwiseThoseOfExpertsThatAreNotSpilled) {

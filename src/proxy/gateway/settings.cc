@@ -392,8 +392,7 @@ constexpr Directive kDirectives[] = {
     {"shed", "on | off", "off", "Lets the policy answer 429 to requests that cannot meet the `slo`.",
      SetShed},
     {"skip_prefill", "TOKENS", "256",
-     "With separate prefill: prompts with fewer uncached tokens go to a decode "
-     "engine at once.",
+     "With separate prefill: prompts with at most this many uncached tokens go to a decode engine at once.",
      SetSkip},
     {"tenant_rate", "TOKENS_PER_SECOND [BURST]", "",
      "Rate of prompt and requested output tokens of each API key; more "

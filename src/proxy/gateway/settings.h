@@ -113,7 +113,7 @@ Status FinishPool(PoolSettings& pool);
 /// Settings of an engine that only its record is known of: all but the endpoints of its events.
 StatusOr<EngineSettings> EngineOf(const InstanceConfig& config);
 
-/// The table in Markdown, for docs/proxy.md.
+/// The table in Markdown, for docs/proxy-directives.md.
 std::string DirectiveReference();
 
 /// Value of "250ms", "2s", "5m" or "1h"; of "64k", "64m" or "1g".

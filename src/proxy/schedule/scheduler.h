@@ -18,7 +18,7 @@ struct SchedulerOptions {
   Nanos starvation_bound = 10 * kSecond;
   uint32_t queue_limit = 4096;  ///< maximum waiting requests; Submit rejects others
   Nanos queue_time_limit = 0;  ///< maximum predicted waiting time; Submit rejects other requests; 0: no limit
-  /// P may be skipped when fewer prompt tokens than this are uncached on the chosen D.
+  /// P may be skipped when at most this many prompt tokens are uncached on the chosen D.
   uint32_t skip_prefill_tokens = 256;
   Nanos speculative_ttl = 2 * kSecond;
   uint32_t max_retries = 2;

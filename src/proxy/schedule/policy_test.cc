@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <random>
+#include <vector>
 
 #include "proxy/schedule/scheduler.h"
 #include "proxy/state/test_zone.h"
@@ -168,6 +170,58 @@ TEST(StarvationBound, TheCheckDetectsALaterBound) {
     RunRandomly("moesaic", mode, 3600 * kSecond, kBound, run);
     EXPECT_GT(run.starved, 0);
   }
+}
+
+// --- The order of the queue of policy `moesaic` ---
+
+using Order = std::vector<uint32_t>;
+
+struct QueuedRequest {
+  uint32_t number;
+  int work_ms;  // predicted
+  int age_ms;   // since it was received and queued
+};
+
+// Returns the numbers of the requests in the order in which the policy places them.
+Order OrderOf(Nanos slo_ttft, int engines, const std::vector<QueuedRequest>& requests) {
+  PolicyOptions options;
+  options.slo_ttft = slo_ttft;
+  const std::unique_ptr<Policy> policy = *MakePolicy("moesaic", options);
+  const Nanos now = 100 * kSecond;
+  std::vector<RequestView> queue;
+  for (const QueuedRequest& request : requests) {
+    RequestView view;
+    view.id = {.slot = request.number, .generation = 1};
+    view.work = request.work_ms * kMillisecond;
+    view.waiting = request.age_ms * kMillisecond;
+    view.received = now - view.waiting;
+    queue.push_back(view);
+  }
+  policy->OrderPrefill(queue, engines, now);
+  Order order;
+  for (const RequestView& view : queue) order.push_back(view.id.slot);
+  return order;
+}
+
+TEST(QueueOrder, WithoutATargetShortAndOldRequestsComeFirst) {
+  EXPECT_EQ(OrderOf(0, 1, {{1, 3000, 1000}, {2, 1000, 1000}, {3, 2000, 1000}}), (Order{2, 3, 1}));
+  EXPECT_EQ(OrderOf(0, 1, {{1, 1000, 100}, {2, 1000, 300}, {3, 1000, 200}}), (Order{2, 3, 1}));
+  // Age counts for a fifth: the oldest passes one that is a tenth shorter, and not the shortest.
+  EXPECT_EQ(OrderOf(0, 1, {{1, 1000, 9000}, {2, 900, 0}, {3, 100, 0}}), (Order{3, 1, 2}));
+}
+
+TEST(QueueOrder, WithATargetTheEarliestDeadlineComesFirst) {
+  EXPECT_EQ(OrderOf(kSecond, 1, {{1, 100, 500}, {2, 50, 900}, {3, 10, 0}}), (Order{2, 1, 3}));
+}
+
+TEST(QueueOrder, TheLongestRequestWaitsWhenNotAllCanMeetTheTarget) {
+  const std::vector<QueuedRequest> requests = {{1, 800, 100}, {2, 150, 0}, {3, 150, 0}};
+  EXPECT_EQ(OrderOf(kSecond, 1, requests), (Order{2, 3, 1}));  // 1.1 s of work until the last deadline
+  EXPECT_EQ(OrderOf(kSecond, 2, requests), (Order{1, 2, 3}));
+}
+
+TEST(QueueOrder, RequestsThatAreLateComeLastAndTheShortestOfThemFirst) {
+  EXPECT_EQ(OrderOf(kSecond, 1, {{1, 600, 2000}, {2, 300, 3000}, {3, 100, 0}}), (Order{3, 2, 1}));
 }
 
 TEST(MakePolicy, ErrorNamesTheKnownPolicies) {

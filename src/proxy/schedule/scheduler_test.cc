@@ -294,6 +294,58 @@ TEST_F(SchedulerTest, DecodeUsesTheReportedSizeOfThePool) {
   EXPECT_GE(std::count(chosen.begin(), chosen.end(), 2), 5);
 }
 
+// One prefill instance, 0, and two decode instances, 1 and 2.
+class DecodeChoiceTest : public SchedulerTest {
+ protected:
+  void UsePair(double transfer_nanos_per_token) {
+    PolicyOptions policy;
+    policy.transfer.nanos_per_token = transfer_nanos_per_token;
+    Use(Engines(0, 1, 2), "moesaic", {}, policy);
+    for (size_t i = 0; i < keys_.size(); ++i) keys_[i] = 10 + i;
+  }
+  // Sends a request to the prefill instance and then to a decode instance, on which it stays. Returns the
+  // latter.
+  int Decode(uint32_t tokens, const std::vector<uint64_t>& keys = {}) {
+    const RequestId id = Submitted({.prompt_tokens = tokens, .mode = Mode::kSequential}, keys);
+    Run();
+    EXPECT_EQ(StageOf(id), Stage::kPrefillScheduled);
+    scheduler_->PrefillDone(id, now_ += kSecond);
+    Run();
+    EXPECT_EQ(StageOf(id), Stage::kDecodeScheduled);
+    return state_.Request(id)->decode_instance;
+  }
+  // The same with the only decode instance that takes requests.
+  void DecodeOn(int instance, uint32_t tokens) {
+    ASSERT_TRUE(state_.SetInstanceState(3 - instance, InstanceState::kDisabled).ok());
+    EXPECT_EQ(Decode(tokens), instance);
+    ASSERT_TRUE(state_.SetInstanceState(3 - instance, InstanceState::kEnabled).ok());
+  }
+
+  std::vector<uint64_t> keys_ = std::vector<uint64_t>(200);  // of a prompt of 3200 tokens
+};
+
+TEST_F(DecodeChoiceTest, FewerTokensCountMoreThanFewerRequests) {
+  UsePair(0);
+  DecodeOn(2, 100'000);
+  DecodeOn(1, 1000);
+  DecodeOn(1, 1000);
+  EXPECT_EQ(Decode(1000), 1);
+}
+
+TEST_F(DecodeChoiceTest, ALoadedInstanceWithThePrefixIsChosenIfTransfersAreSlow) {
+  UsePair(1e6);
+  DecodeOn(2, 100'000);
+  index_.Add(2, Tier::kDevice, std::span(keys_).first(100));
+  EXPECT_EQ(Decode(3200, keys_), 2);
+}
+
+TEST_F(DecodeChoiceTest, ALoadedInstanceWithThePrefixIsNotChosenIfTransfersAreFast) {
+  UsePair(1);
+  DecodeOn(2, 100'000);
+  index_.Add(2, Tier::kDevice, std::span(keys_).first(100));
+  EXPECT_EQ(Decode(3200, keys_), 1);
+}
+
 TEST_F(SchedulerTest, AnIdleRankWaitsForTheStepOfItsPod) {
   auto configs = Engines(3);
   configs[0].pod = configs[1].pod = 1;

@@ -24,6 +24,9 @@ constexpr double kMinWaste = 0.5, kMaxWaste = 4;
 constexpr uint32_t kMinSkipped = 1;
 // KV usage beyond which a decode instance is avoided: preemption follows.
 constexpr double kFullCache = 0.92;
+// Without a known time of a transfer: decode steps whose predicted times differ by less than this factor are
+// equal, and the prefix decides. One request more makes a step of the first model 1% longer.
+constexpr double kEqualSteps = 1.05;
 // Share of a match that counts while the index of the instance is not EXACT: the engine may have evicted
 // blocks that the index still has.
 constexpr double kDoubtedShare = 0.8;
@@ -115,27 +118,26 @@ class MoesaicPolicy final : public Policy {
     double lowest = std::numeric_limits<double>::infinity();
     for (const InstanceView& v : instances) {
       if (!v.DecodeRoom(tokens)) continue;
-      double cost = v.model->StepNanos(v.load.decode_requests + 1.0,
-                                       static_cast<double>(v.load.decode_tokens) + tokens) /
-                    v.weight;
-      if (v.kv_blocks > 0) {
-        const double usage =
-            (static_cast<double>(v.load.kv_blocks) + tokens / std::max<double>(v.block_size, 1)) /
-            static_cast<double>(v.kv_blocks);
-        // A fuller pool has less room for the outputs of all its requests.
-        cost *= 1 + usage;
-        if (usage > kFullCache) cost *= 4;
-      }
-      // The time to move what D does not have, spread over the tokens of an answer.
-      constexpr double kAnswerTokens = 100;
-      cost +=
-          options_.transfer.nanos_per_token * (tokens - std::min(tokens, v.matched_tokens)) / kAnswerTokens;
+      const double cost = DecodeCost(v, tokens);
       if (cost < lowest) {
         lowest = cost;
         best = &v;
       }
     }
-    return best == nullptr ? Choice::Hold() : Choice::Place(best->id);
+    if (best == nullptr) return Choice::Hold();
+    if (options_.transfer.nanos_per_token == 0) {
+      double cost_of_best = lowest;
+      for (const InstanceView& v : instances) {
+        if (v.matched_tokens < best->matched_tokens || !v.DecodeRoom(tokens)) continue;
+        const double cost = DecodeCost(v, tokens);
+        if (cost > lowest * kEqualSteps) continue;
+        if (v.matched_tokens > best->matched_tokens || cost < cost_of_best) {
+          cost_of_best = cost;
+          best = &v;
+        }
+      }
+    }
+    return Choice::Place(best->id);
   }
 
  private:
@@ -193,6 +195,25 @@ class MoesaicPolicy final : public Policy {
     // An index that may be incomplete: the session's last instance probably has more than is known.
     if (v.id == r.session_instance) cost *= v.index_state == IndexState::kExact ? 0.98 : 0.7;
     return cost;
+  }
+
+  // Predicted time of the next step of a decode instance with a request of `tokens`.
+  double DecodeCost(const InstanceView& v, uint32_t tokens) const {
+    double cost =
+        v.model->StepNanos(v.load.decode_requests + 1.0, static_cast<double>(v.load.decode_tokens) + tokens) /
+        v.weight;
+    if (v.kv_blocks > 0) {
+      const double usage =
+          (static_cast<double>(v.load.kv_blocks) + tokens / std::max<double>(v.block_size, 1)) /
+          static_cast<double>(v.kv_blocks);
+      // A fuller pool has less room for the outputs of all its requests.
+      cost *= 1 + usage;
+      if (usage > kFullCache) cost *= 4;
+    }
+    // The time to move tokens that D does not have, spread over the tokens of an answer.
+    constexpr double kAnswerTokens = 100;
+    return cost +
+           options_.transfer.nanos_per_token * (tokens - std::min(tokens, v.matched_tokens)) / kAnswerTokens;
   }
 
   static void OrderByLengthAndAge(std::vector<RequestView>& queue) {

@@ -332,6 +332,18 @@ TEST_F(DecodeChoiceTest, FewerTokensCountMoreThanFewerRequests) {
   EXPECT_EQ(Decode(1000), 1);
 }
 
+TEST_F(DecodeChoiceTest, ThePrefixDecidesBetweenSimilarLoadsIfTheTimeOfTransfersIsNotKnown) {
+  UsePair(0);
+  index_.Add(2, Tier::kDevice, std::span(keys_).first(100));
+  EXPECT_EQ(Decode(3200, keys_), 2);  // both were idle
+  EXPECT_EQ(Decode(3200, keys_), 2);  // a request more makes a step 2% longer
+  index_.Add(1, Tier::kDevice, std::span(keys_).first(150));
+  EXPECT_EQ(Decode(3200, keys_), 1);
+  index_.Remove(1, Tier::kDevice, std::span(keys_).first(150));
+  DecodeOn(2, 100'000);
+  EXPECT_EQ(Decode(3200, keys_), 1);
+}
+
 TEST_F(DecodeChoiceTest, ALoadedInstanceWithThePrefixIsChosenIfTransfersAreSlow) {
   UsePair(1e6);
   DecodeOn(2, 100'000);

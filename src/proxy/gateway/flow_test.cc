@@ -176,6 +176,42 @@ TEST_F(FlowTest, BlocksOfAClearedInstanceAreRemovedOverSeveralTurns) {
   EXPECT_EQ(gateway_->index().Stats().engine_blocks, 0U);
 }
 
+// Sends a request for model m to engines that have blocks of the same tokens: the first those of the base
+// model, the second those of adapter m.
+class AdapterTest : public FlowTest {
+ protected:
+  // Returns the engine that got the request.
+  std::string Chosen(std::string_view directives) {
+    Use(std::string(kTwo) + std::string(directives));
+    std::vector<int32_t> tokens(300);
+    std::iota(tokens.begin(), tokens.end(), 1);  // as Send numbers them
+    for (const int engine : {0, 1}) {
+      std::vector<uint64_t> keys;
+      gateway_->keys().Append(tokens, {.salt = {}, .adapter = engine == 0 ? "" : "m"}, settings_.block_size,
+                              keys);
+      gateway_->index().Add(engine, Tier::kDevice, keys);
+    }
+    FakeClient client;
+    Flow& flow = Send(client, /*stream=*/false, static_cast<int>(tokens.size()));
+    Connection& c = Only();
+    const std::string host = c.host;
+    Connected(c);
+    Data(c, Answer(R"({"choices":[{"text":"a"}]})"));
+    EXPECT_EQ(flow.Detach().matched_tokens, 288);  // 18 blocks
+    Loop();
+    ExpectIdle();
+    return host;
+  }
+};
+
+TEST_F(AdapterTest, ANameInTheListHasBlocksOfItsOwn) {
+  EXPECT_EQ(Chosen("adapters other m;"), "127.0.0.1:2");
+}
+
+TEST_F(AdapterTest, OtherNamesHaveTheBlocksOfTheBaseModel) {
+  EXPECT_EQ(Chosen("adapters other;"), "127.0.0.1:1");
+}
+
 // --- Keys, sessions, ranks ---
 
 TEST_F(FlowTest, AKeyHasItsOwnRateAndPriority) {

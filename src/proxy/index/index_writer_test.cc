@@ -65,9 +65,10 @@ class IndexWriterTest : public testing::Test {
     EXPECT_TRUE(state_.Configure(std::vector<InstanceConfig>{{.url = "http://a"}}, 1).ok());
   }
 
-  uint32_t Matched(const std::vector<int32_t>& tokens, uint32_t block_size, std::string_view salt = "") {
+  uint32_t Matched(const std::vector<int32_t>& tokens, uint32_t block_size, std::string_view salt = "",
+                   std::string_view adapter = "") {
     std::vector<uint64_t> keys;
-    KeyMaker(zone_.zone()).Append(tokens, {.salt = salt, .adapter = ""}, block_size, keys);
+    KeyMaker(zone_.zone()).Append(tokens, {.salt = salt, .adapter = adapter}, block_size, keys);
     index_.Match(keys, result_);
     return result_.BlocksOf(0);
   }
@@ -614,7 +615,18 @@ TEST_F(IndexWriterTest, RequestsAFullReplayWhenAParentIsUnknown) {
   EXPECT_EQ(writer.state(), IndexState::kDegraded);
 }
 
-TEST_F(IndexWriterTest, SeparatesSaltsAndAdapters) {
+TEST_F(IndexWriterTest, SeparatesAdapters) {
+  IndexWriter writer(state_, index_, 0);
+  KvBatch batch = StoreOf(101, std::nullopt, {1, 2, 3, 4});
+  batch.events[0].lora_name = "a";
+  writer.Apply(0, batch);
+  EXPECT_EQ(Matched(kPrompt, kBlock), 0U);
+  EXPECT_EQ(Matched(kPrompt, kBlock, "", "a"), 1U);
+  EXPECT_EQ(Matched(kPrompt, kBlock, "", "b"), 0U);
+  EXPECT_EQ(Matched(kPrompt, kBlock, "a"), 0U);  // a salt of the same name
+}
+
+TEST_F(IndexWriterTest, SeparatesSalts) {
   IndexWriter writer(state_, index_, 0);
   KvBatch batch = StoreOf(101, std::nullopt, {1, 2, 3, 4});
   batch.events[0].cache_salt = "a";

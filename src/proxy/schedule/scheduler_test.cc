@@ -558,6 +558,77 @@ TEST_F(SchedulerTest, LimitsTheQueueAndTheRateOfTenants) {
   EXPECT_GT(full.retry_after, 0);
 }
 
+// The first model computes 50,000 tokens in 1.8 s, and 200,000 in 20 s.
+TEST_F(SchedulerTest, ShedsRequestsThatCannotMeetTheTarget) {
+  PolicyOptions policy;
+  policy.slo_ttft = kSecond;
+  policy.rejects = true;
+  SchedulerOptions options;
+  options.starvation_bound = 10 * kSecond;
+  Use(Engines(1), "moesaic", options, policy);
+  const RequestId large = Submitted({.prompt_tokens = 50'000}), small = Submitted({.prompt_tokens = 100});
+  const RunResult result = Run();
+  EXPECT_EQ(result.rejected, 1U);
+  EXPECT_EQ(result.placed_prefill, 1U);
+  EXPECT_EQ(result.waiting_prefill, 0U);
+  EXPECT_EQ(result.wake, std::vector<int>{worker_});
+  EXPECT_EQ(StageOf(small), Stage::kPrefillScheduled);
+  EXPECT_TRUE(state_.Request(large)->rejected);
+  EXPECT_FALSE(state_.Request(small)->rejected);
+  std::vector<RequestId> scheduled;
+  state_.TakeScheduled(worker_, scheduled);
+  EXPECT_EQ(scheduled.size(), 2U);  // the worker answers the rejected one
+  EXPECT_EQ(Run().rejected, 0U);
+  state_.Finish(large, Outcome::kRejected, now_);
+  state_.Finish(small, Outcome::kCompleted, now_);
+  // A request past the starvation bound is served in any case.
+  const RequestId late = Submitted({.prompt_tokens = 100});
+  now_ += options.starvation_bound;
+  EXPECT_EQ(Run().rejected, 0U);
+  EXPECT_EQ(StageOf(late), Stage::kPrefillScheduled);
+}
+
+TEST_F(SchedulerTest, ShedsNothingByDefault) {
+  PolicyOptions policy;
+  policy.slo_ttft = kSecond;
+  Use(Engines(1), "moesaic", {}, policy);
+  const RequestId large = Submitted({.prompt_tokens = 50'000});
+  EXPECT_EQ(Run().rejected, 0U);
+  EXPECT_EQ(StageOf(large), Stage::kPrefillScheduled);
+}
+
+TEST_F(SchedulerTest, RefusesRequestsWhosePredictedWaitIsTooLong) {
+  SchedulerOptions options;
+  options.queue_time_limit = 5 * kSecond;
+  Use(Engines(1), "moesaic", options);
+  const RequestId large = Submitted({.prompt_tokens = 200'000});  // nothing is queued before it
+  Run();
+  ASSERT_EQ(StageOf(large), Stage::kPrefillScheduled);
+  const RequestId id = *state_.Begin(worker_, now_);
+  state_.SetPrompt(id, {.prompt_tokens = 100}, {});
+  const Admission refused = scheduler_->Submit(id, now_);
+  EXPECT_EQ(refused.verdict, Admission::Verdict::kTooSlow);
+  const auto wait = static_cast<double>(state_.Instance(0)->load.prefill_work);
+  EXPECT_GT(wait, 19.0 * kSecond);
+  EXPECT_NEAR(static_cast<double>(refused.retry_after), wait - 5.0 * kSecond, 1e6);
+  EXPECT_EQ(scheduler_->Submit(id, now_ + refused.retry_after - 10 * kMillisecond).verdict,
+            Admission::Verdict::kTooSlow);
+  EXPECT_EQ(scheduler_->Submit(id, now_ + refused.retry_after).verdict, Admission::Verdict::kQueued);
+}
+
+TEST_F(SchedulerTest, AFasterInstanceIsPreferredUntilItsQueueIsLonger) {
+  auto configs = Engines(2);
+  configs[1].weight = 4;
+  Use(configs);
+  const RequestId large = Submitted({.prompt_tokens = 20'000});  // 0.5 s at weight 1
+  Run();
+  EXPECT_EQ(state_.Request(large)->prefill_instance, 1);
+  EXPECT_LT(state_.Instance(1)->load.prefill_work, 130 * kMillisecond);
+  const RequestId small = Submitted({.prompt_tokens = 1000});
+  Run();
+  EXPECT_EQ(state_.Request(small)->prefill_instance, 0);
+}
+
 // Tokens of a tenant's bucket, at the rate of one per second over no time.
 TEST_F(SchedulerTest, ChargesTheBucketForTheTokensThatWereUsed) {
   constexpr double kBurst = 1e9;

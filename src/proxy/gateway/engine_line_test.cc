@@ -58,6 +58,19 @@ TEST(EngineLine, ReadsTheOptionsOfTheStepAndOfDraining) {
   }
 }
 
+TEST(EngineLine, ReadsTheRelativeSpeedAndTheClass) {
+  const std::string_view words[] = {"http://10.0.0.1", "weight=2.5", "class=3"};
+  const auto engine = ParseEngine(words);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EXPECT_EQ(engine->front().instance.weight, 2.5);
+  EXPECT_EQ(engine->front().instance.model_class, 3U);
+  for (const char* wrong :
+       {"weight=0", "weight=-1", "weight=1e6", "weight=fast", "class=-1", "class=1000000"}) {
+    const std::string_view bad[] = {"http://10.0.0.1", wrong};
+    EXPECT_FALSE(ParseEngine(bad).ok()) << wrong;
+  }
+}
+
 TEST(EngineChecks, ReadsTheSizeOfThePoolFromMetrics) {
   constexpr std::string_view kMetrics =
       "# TYPE vllm:cache_config_info gauge\n"

@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
 #include <numeric>
 #include <string>
 #include <string_view>
@@ -62,6 +65,106 @@ TEST_F(FlowTest, AHeadWithoutABodyDoesNotCloseTheBreaker) {
   }
   EXPECT_GT(state_.Instance(0)->closed_until, transport_.now_);
   EXPECT_EQ(state_.Instance(1)->closed_until, 0);
+}
+
+class RetryTest : public FlowTest {
+ protected:
+  // Fails the only connection. Returns the milliseconds until the request is sent to another engine.
+  int FailAndWait() {
+    Failed(Only());
+    EXPECT_TRUE(Open().empty());
+    int waited = 0;
+    while (Open().empty() && waited < 10'000) {
+      Advance(kMillisecond);
+      ++waited;
+    }
+    return waited;
+  }
+};
+
+TEST_F(RetryTest, TheDelayOfARetryHasJitterAndGrowsByHalf) {
+  Use(std::string(kTwo) + "retries 2 1s;breaker 0;");
+  std::vector<int> first, second;
+  for (int i = 0; i < 40; ++i) {
+    FakeClient client;
+    Flow& flow = Send(client, /*stream=*/false);
+    first.push_back(FailAndWait());
+    second.push_back(FailAndWait());
+    Connected(Only());
+    Data(Only(), Answer(R"({"choices":[{"text":"a"}]})"));
+    EXPECT_EQ(client.status, 200);
+    flow.Detach();
+    Loop();
+  }
+  const auto [least, most] = std::minmax_element(first.begin(), first.end());
+  EXPECT_GE(*least, 800);
+  EXPECT_LE(*most, 1201);
+  EXPECT_GE(*most - *least, 200);  // half of the range; 40 delays miss it with a probability of 1e-10
+  const auto [least_of_second, most_of_second] = std::minmax_element(second.begin(), second.end());
+  EXPECT_GE(*least_of_second, 1200);
+  EXPECT_LE(*most_of_second, 1801);
+  EXPECT_GE(*most_of_second - *least_of_second, 300);
+  ExpectIdle();
+}
+
+// --- Limits of the queue ---
+
+TEST_F(FlowTest, ARequestWhosePredictedWaitIsTooLongGets429) {
+  Use("engine http://127.0.0.1:1;queue 10 20ms;");
+  EXPECT_EQ(settings_.scheduler.queue_limit, 10U);
+  EXPECT_EQ(settings_.scheduler.queue_time_limit, 20 * kMillisecond);
+  FakeClient first, second;
+  Flow& one = Send(first, /*stream=*/false, /*tokens=*/4000);  // 84 ms by the first model
+  Connection& c = Only();
+  Connected(c);
+  Flow& two = Send(second, /*stream=*/false);
+  EXPECT_EQ(second.status, 429);
+  EXPECT_EQ(second.retry_after, "1");
+  EXPECT_NE(second.body.find("predicted waiting time"), std::string::npos) << second.body;
+  Data(c, Answer(R"({"choices":[{"text":"a"}]})"));
+  EXPECT_EQ(first.status, 200);
+  for (Flow* flow : {&one, &two}) flow->Detach();
+  Loop();
+  ExpectIdle();
+}
+
+TEST_F(FlowTest, ARequestThatCannotMeetTheTargetGets429WithShed) {
+  Use("engine http://127.0.0.1:1;slo 50ms;shed on;");
+  FakeClient large, small;
+  Flow& one = Send(large, /*stream=*/false, /*tokens=*/4000);  // 84 ms by the first model
+  EXPECT_EQ(large.status, 429);
+  EXPECT_EQ(large.retry_after, "1");
+  EXPECT_NE(large.body.find("latency target"), std::string::npos) << large.body;
+  EXPECT_EQ(one.Detach().outcome, Outcome::kRejected);
+  Loop();
+  ExpectIdle();
+  Flow& two = Send(small, /*stream=*/false, /*tokens=*/100);
+  Connected(Only());
+  Data(Only(), Answer(R"({"choices":[{"text":"a"}]})"));
+  EXPECT_EQ(small.status, 200);
+  two.Detach();
+  Loop();
+  ExpectIdle();
+}
+
+// --- Timers ---
+
+TEST_F(FlowTest, AnIdleWorkerHasNoTimer) {
+  Use(std::string(kTwo) + "retries 2 10ms;");
+  Advance(kSecond);
+  EXPECT_EQ(transport_.due_, -1);
+  FakeClient client;
+  Flow& flow = Send(client, /*stream=*/true);
+  EXPECT_GE(transport_.due_, 0);
+  Failed(Only());
+  Advance(kSecond);
+  Connected(Only());
+  Data(Only(), std::string(kStreamHead) + Event(kToken) + Event("[DONE]") + "0\r\n\r\n");
+  flow.Detach();
+  Loop();
+  ExpectIdle();
+  Advance(kSecond);
+  EXPECT_EQ(transport_.due_, -1);
 }
 
 // --- Timeouts ---
@@ -246,6 +349,44 @@ TEST_F(FlowTest, AKeyHasItsOwnRateAndPriority) {
     const std::string_view words[] = {"k", wrong};
     EXPECT_FALSE(ApplyDirective(other, "key", words).ok()) << wrong;
   }
+}
+
+TEST_F(FlowTest, AFileHasKeysWithTheirNamesRatesAndPriorities) {
+  const std::string path = testing::TempDir() + "proxy_keys.txt";
+  std::ofstream(path)
+      << "# team A\nsecret-1 Alice Smith rate=10 burst=20 priority=3\n\n  \t\nsecret-2\t Bob \r\nsecret-3\n";
+  Use(std::string(kTwo) + "key_file " + path + ";key secret-4 Eve;");
+  ASSERT_EQ(settings_.keys.size(), 4U);
+  EXPECT_EQ(settings_.keys[0].key, "secret-1");
+  EXPECT_EQ(settings_.keys[0].name, "Alice Smith");
+  ASSERT_TRUE(settings_.keys[0].limit.has_value());
+  EXPECT_EQ(settings_.keys[0].limit->tokens_per_second, 10);
+  EXPECT_EQ(settings_.keys[0].limit->burst_tokens, 20);
+  EXPECT_EQ(settings_.keys[0].priority, 3);
+  EXPECT_EQ(settings_.keys[1].key, "secret-2");
+  EXPECT_EQ(settings_.keys[1].name, "Bob");
+  EXPECT_FALSE(settings_.keys[1].limit.has_value());
+  EXPECT_EQ(settings_.keys[2].key, "secret-3");
+  EXPECT_EQ(settings_.keys[3].key, "secret-4");
+  for (const char* key : {"secret-2", "secret-3", "secret-4", "secret", "secret-2 Bob", ""}) {
+    headers_ = {{"authorization", fmt::format("Bearer {}", key)}};
+    FakeClient client;
+    Flow& flow = Send(client, /*stream=*/false);
+    const bool known = std::string_view(key).starts_with("secret-") && std::string_view(key).size() == 8;
+    EXPECT_EQ(client.status, known ? 0 : 401) << key;
+    EXPECT_EQ(Open().size(), known ? 1U : 0U) << key;
+    flow.Detach();
+    Loop();
+  }
+  ExpectIdle();
+  std::ofstream(path) << "# no key\n\n";
+  PoolSettings other;
+  const std::string_view empty[] = {path};
+  EXPECT_NE(Message(ApplyDirective(other, "key_file", empty)).find("has no key"), std::string::npos);
+  std::ofstream(path) << "secret-1 rate=fast\n";
+  EXPECT_NE(Message(ApplyDirective(other, "key_file", empty)).find("rate"), std::string::npos);
+  std::remove(path.c_str());
+  EXPECT_NE(Message(ApplyDirective(other, "key_file", empty)).find("cannot open"), std::string::npos);
 }
 
 TEST_F(FlowTest, ThePriorityOfABodyCountsUpToTheBoundOfThePool) {

@@ -57,12 +57,17 @@ class FakeTransport : public Transport {
 };
 
 struct FakeClient : Client {
-  void SendHead(int code, std::span<const Header>) override { status = code; }
+  void SendHead(int code, std::span<const Header> headers) override {
+    status = code;
+    for (const Header& header : headers) {
+      if (header.name == "retry-after") retry_after = header.value;
+    }
+  }
   void SendBody(std::string_view bytes) override { body += bytes; }
   void End(bool complete) override { ended = true, whole = complete; }
   bool StartPrepare(Flow&) override { return false; }
   int status = 0;
-  std::string body;
+  std::string body, retry_after;
   bool ended = false, whole = false;
 };
 

@@ -33,6 +33,19 @@ class Aggregated(ProxyTest):
         self.assertEqual(proxy.request("POST", "/v1/completions", body)[0], 200)
         self.assertEqual(engine.get("/mock/requests")[-1]["body"].encode(), body)
 
+    def test_leaves_bytes_of_requests_that_it_cannot_render_as_they_are(self):
+        engine = self.mock()
+        proxy = self.proxy(f"engine {engine.url}; model {MODEL};")
+        parts = b'[ {"type":"text","text":"caf\\u00e9"},{"type":"image_url" , "image_url":{"url":"data:,x"}}]'
+        for path, body in (("/v1/chat/completions", b'{ "messages" : [{"content":' + parts + b', "role":"user"}],"temperature":0.70,"model":"mock" }'),
+                           ("/v1/completions", b'{"prompt":[ "one","t\\u0077o" ], "max_tokens":1,"model":"mock","x":[1 ,2e0]}')):
+            status, _, text = proxy.request("POST", path, body)
+            self.assertEqual(status, 200, text)
+            self.assertEqual(engine.get("/mock/requests")[-1]["body"].encode(), body)
+        self.assertEqual(proxy.metric("moesaic_proxy_unrendered_total"), 2)
+        self.assertEqual(proxy.metric("moesaic_proxy_rendered_total"), 0)
+        proxy.idle()
+
     def test_streams_tokens_as_they_come(self):
         engine = self.mock("--step-ms", "20")
         proxy = self.proxy(f"engine {engine.url};")

@@ -4,7 +4,9 @@ import contextlib
 import http.client
 import json
 import os
+import pathlib
 import random
+import re
 import signal
 import socket
 import statistics
@@ -14,7 +16,30 @@ import time
 from proxying import HOST, WAIT_SECONDS, ProxyTest, attempt, main, pair, patient, request, together, tokens, until
 
 
+def wake_ups(pid):
+    """Returns how often the main thread of a process has begun to wait."""
+    return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text(), re.M)[1])
+
+
 class Workers(ProxyTest):
+    def test_idle_workers_sleep(self):
+        """No worker wakes up without an event; the master does for health checks, which shows that wake-ups are counted."""
+        engine = self.mock()
+        for health in ("off", "/health 200ms"):
+            with self.subTest(health):
+                proxy = self.proxy(f"engine {engine.url}; health {health};", workers=3)
+                results = together(6, lambda i: proxy.complete(prompt=tokens(i, 200), max_tokens=5)[0])
+                self.assertEqual(results, [200] * 6)
+                master = proxy.idle()["master"]
+
+                def woken():
+                    """Returns the workers that woke up within two seconds."""
+                    before = {pid: wake_ups(pid) for pid in proxy.workers()}
+                    self.assertEqual(len(before), 3)
+                    time.sleep(2)
+                    return [pid for pid, count in before.items() if wake_ups(pid) != count]
+                until(lambda: woken() == ([] if health == "off" else [master]), what=woken)
+
     def test_survives_kills_of_workers_and_of_the_master(self):
         self.killed = True
         engines = [self.mock() for _ in range(2)]

@@ -17,6 +17,8 @@ from proxying import BINARY, HOST, MODEL, MODULE, ROOT, WAIT_SECONDS, ProxyTest,
 sys.path.insert(0, str(ROOT / "tests" / "server"))
 from serving import Server  # noqa: E402
 
+BLOCK = 64  # tokens of a KV block of `moesaic serve`
+
 try:
     import openai
 except ImportError:
@@ -60,17 +62,27 @@ class OwnEngines(ProxyTest):
         proxy = self.proxy(self.pool())
         system = "You answer in one word. " * 20
         until(lambda: all(engine["index"] == "exact" for engine in proxy.state()["engines"]), what=proxy.state)
-        cached = []
+        cached, predicted, common, prompts = [], [], [], []
         for question in ("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?"):
             body = {"model": "moesaic-tiny", "max_tokens": 4,
                     "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}]}
+            status, rendered = self.servers[0].json("POST", "/v1/chat/completions/render", {"messages": body["messages"]})
+            self.assertEqual(status, 200, rendered)
+            ids = rendered["prompt_token_ids"]
+            tokens = max((len(os.path.commonprefix([ids, other])) for other in prompts), default=0)
+            common.append(tokens // BLOCK * BLOCK)
+            prompts.append(ids)
             status, _, text = proxy.request("POST", "/v1/chat/completions", body)
             self.assertEqual(status, 200, text)
-            cached.append(json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"])
+            usage = json.loads(text)["usage"]
+            self.assertEqual(usage["prompt_tokens"], len(ids))
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+            predicted.append(int(proxy.access(len(prompts))[-1][17]))
             # The engine's events arrive after its answer.
             until(lambda: proxy.state()["index"]["memberships"] >= 2, what=proxy.state)
-        self.assertEqual(cached[0] == 0, True)
-        self.assertTrue(all(count >= 64 for count in cached[1:]), cached)
+        self.assertTrue(all(count >= BLOCK for count in common[1:]), common)
+        self.assertEqual(cached, common)
+        self.assertEqual(predicted, common)
         state = proxy.idle()
         self.assertEqual(state["tokens"]["cached"], sum(cached))
 
@@ -119,6 +131,46 @@ class OwnEngines(ProxyTest):
         self.assertEqual(proxy.metric("moesaic_proxy_unrendered_total"), 0)
         until(lambda: message(body) and int(proxy.access(1)[-1][17]) >= 64, what=lambda: proxy.access(1)[-1])
         proxy.idle()
+
+    def test_errors_are_those_of_the_engine(self):
+        proxy = self.proxy(self.pool())
+        chat = {"model": "moesaic-tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+        bodies = [("/v1/chat/completions", {**chat, **change}) for change in (
+            {"model": "nothing"}, {"messages": []}, {"messages": [{"role": "king", "content": "x"}]},
+            {"messages": [{"role": "user", "content": 3}]}, {"temperature": -1}, {"top_p": 0}, {"max_tokens": 100000}, {"min_tokens": 4},
+            {"stop": [1]}, {"logit_bias": {"5": 101}}, {"tool_choice": "required"}, {"tools": [{"type": "function"}]},
+            {"response_format": {"type": "xml"}}, {"stream": True, "temperature": -1})]
+        bodies += [("/v1/completions", {"model": "moesaic-tiny", **change}) for change in (
+            {"prompt": [10**6]}, {"prompt": "x", "suffix": "y"}, {"prompt": "x", "model": "nothing"})]
+        for path, body in bodies:
+            with self.subTest(path=path, body=body):
+                wanted = self.servers[0].json("POST", path, body)
+                self.assertEqual(wanted[0], 404 if body["model"] == "nothing" else 400, wanted)
+                status, _, text = proxy.request("POST", path, body)
+                self.assertEqual((status, json.loads(text)), wanted)
+        state = proxy.idle()
+        self.assertEqual(state["outcomes"]["failed"], len(bodies))
+        self.assertEqual([engine["state"] for engine in state["engines"]], ["enabled"] * 2)  # no engine is to blame
+
+    def test_an_engine_stops_when_the_client_leaves(self):
+        proxy = self.proxy(self.pool())
+        aborted = lambda: sum(server.aborted() for server in self.servers)
+        running = lambda: sum(server.metric("vllm:num_requests_running") for server in self.servers)
+        json_type = {"content-type": "application/json"}
+
+        def cancelled():
+            """False if a fast machine has ended the half million tokens before the client left."""
+            before = aborted()
+            with proxy.streaming(json_type, path="/v1/chat/completions", model="moesaic-tiny", n=128, max_tokens=4000, ignore_eos=True,
+                                 messages=[{"role": "user", "content": "Tell me a story."}]) as stream:
+                stream.readline()
+                seen = running() > 0
+            until(lambda: running() == 0, what=lambda: running())
+            return seen and aborted() > before
+        until(cancelled)
+        for server in self.servers:
+            server.wait_until_quiet()
+        self.assertGreaterEqual(proxy.idle()["outcomes"]["aborted"], 1)
 
     def test_official_client_is_served(self):
         if openai is None:

@@ -1,16 +1,27 @@
 #!/usr/bin/env python3
 """Measures what a router adds to a request: latency and CPU time, for the proxy and other routers before the same engines.
 
-    bench/proxy/routers.py [--sglang PYTHON] [--vllm PROGRAM] [--tokens 1000 10000 100000] [--rounds 5] [--json FILE]
+    bench/proxy/routers.py [--sglang PYTHON] [--vllm PROGRAM] [--tokens 1000 10000 100000] [--rounds 5] [--kv-events]
+                           [--connections N] [--json FILE]
 
 PYTHON is the interpreter of an environment with sglang-router, PROGRAM the script vllm-router of another one. Two mock engines
 answer every chat after a fixed time. Prompts are documents of the given number of tokens with a new question each, so that all
 but the question is cached. The routers and the direct way take turns in each round. Added latency is the difference of
 percentiles to the direct way; CPU time is that of all threads of the router, for 1,000 requests. At last, clients with small
-prompts share a router with one that sends bodies of 8 MB: the largest latencies show what a large body delays.
+prompts share a router with one that sends bodies of 8 MB: the largest latencies show the delay by a large body.
+
+--connections N then sends prompts of the largest number of tokens on N connections without pauses, and prints the requests/s, the
+latencies and the processors that the router used. The clients and the engines run on the same machine.
+
+By default the engines send no KV events, which the other routers cannot follow. With --kv-events they send them, and the proxy with a
+tokenizer follows them. It then sends token ids in chats (`api sglang`), since the mock engines have no tokenizer and their own ids
+would not be those of the proxy: bodies to engines are larger than with engines that tokenize chats, and the added latency includes
+the engine's time to read them. The states of the indexes and the share of cached tokens are printed.
+
 Prints markdown with medians and the range over rounds. Needs nothing beyond Python 3.9.
 """
 import argparse
+import http.client
 import json
 import os
 import pathlib
@@ -129,6 +140,26 @@ def document(seed, size):
     return "".join(lines)[:size].rstrip("\\").encode()
 
 
+def page(port, path):
+    """Returns the body of a page."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=120)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def totals(router):
+    """Returns the proxy's metrics of prompt tokens and of those that engines had cached."""
+    found = {}
+    for line in page(router.port, "/metrics").splitlines():
+        name = line.split("{")[0]
+        if name in ("moesaic_proxy_prompt_tokens_total", "moesaic_proxy_cached_tokens_total"):
+            found[name] = found.get(name, 0) + float(line.split()[1])
+    return found["moesaic_proxy_prompt_tokens_total"], found["moesaic_proxy_cached_tokens_total"]
+
+
 def start_routers(engines, flags, folder):
     urls = [f"http://{HOST}:{port}" for port in engines]
     routers = []
@@ -140,7 +171,13 @@ def start_routers(engines, flags, folder):
     ours = [BINARY, "proxy", "--port", free_port(), "--workers", 2]
     for url in urls:
         ours += ["--engine", url]
-    add("moesaic", [*ours, "--model", ROOT / "models" / "moesaic-tiny", "--set", f"token_cache 256m"])
+    tokenizes = [*ours, "--model", ROOT / "models" / "moesaic-tiny", "--set", "token_cache 256m"]
+    if flags.kv_events:
+        tokenizes += ["--api", "sglang"]
+        for port, url in zip(engines, urls):
+            state = json.loads(page(port, "/mock/state"))
+            tokenizes[tokenizes.index(url)] = f"{url},kv_events={state['kv_events']},kv_replay={state['kv_replay']}"
+    add("moesaic", tokenizes)
     ours[3] = free_port()
     add("moesaic, no tokenizer", ours)
     if flags.sglang:
@@ -154,14 +191,9 @@ def start_routers(engines, flags, folder):
 
 def tokens_per_byte(router):
     """Of a document, as the proxy's tokenizer counts."""
-    def total():
-        with socket.create_connection((HOST, router.port)) as page:
-            page.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            text = b"".join(iter(lambda: page.recv(1 << 16), b"")).decode()
-        return sum(float(line.split()[1]) for line in text.splitlines() if line.startswith("moesaic_proxy_prompt_tokens_total"))
-    before = total()
+    before = totals(router)[0]
     Connection(router.port).chat(document(99, 40000), b"")
-    return (total() - before) / 40000
+    return (totals(router)[0] - before) / 40000
 
 
 def percentile(values, share):
@@ -202,6 +234,54 @@ def with_large_bodies(port, documents, large, seconds):
     return times, served[0]
 
 
+def sustain(port, documents, count, seconds, router):
+    """Sends requests on `count` connections, each after the answer to the one before. Returns a dictionary of the results."""
+    connections = [Connection(port) for _ in range(count)]
+    for connection in connections:  # a router may have several processes
+        for text in documents:
+            connection.chat(text, b"")
+    times, faults = [[] for _ in range(count)], []
+    start, end = time.monotonic(), time.monotonic() + seconds
+
+    def send(number):
+        try:
+            i = 0
+            while time.monotonic() < end:
+                begin = time.perf_counter()
+                status = connections[number].chat(documents[(number + i) % len(documents)], b" Question %d of %d?" % (i, number))
+                times[number].append(time.perf_counter() - begin)
+                if status != 200:
+                    raise ConnectionError(f"status {status}")
+                i += 1
+        except OSError as error:
+            faults.append(f"port {port}: {error}")
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(count)]
+    before = router.cpu() if router else 0
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - start
+    if faults:
+        sys.exit(faults[0])
+    latencies = [value for own in times for value in own]
+    return {"rate": len(latencies) / took, "p50": percentile(latencies, 0.5) * 1e3, "p99": percentile(latencies, 0.99) * 1e3,
+            "processors": (router.cpu() - before) / took if router else 0}
+
+
+def sustain_all(ways, documents, tokens, flags):
+    """Lets the ways take turns, prints a table and returns its numbers."""
+    rows = {name: [] for name, _, _ in ways}
+    for turn in range(flags.rounds):
+        for name, port, router in ways[turn % len(ways):] + ways[:turn % len(ways)]:
+            rows[name].append(sustain(port, documents, flags.connections, flags.sustained_seconds, router))
+    print(f"\n| {flags.connections} connections, {tokens} tokens | requests/s | p50, ms | p99, ms | processors |\n|---|---|---|---|---|")
+    for name, results in rows.items():
+        cells = [spread([result[key] for result in results]) for key in ("rate", "p50", "p99", "processors")]
+        print(f"| {name} | {' | '.join(cells[:3])} | {'' if name == 'direct' else cells[3]} |", flush=True)
+    return rows
+
+
 def spread(values, digits=2):
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
@@ -214,15 +294,19 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.8, help="about the time of one router in one round")
     parser.add_argument("--large-seconds", type=float, default=3, help="time of each router with bodies of 8 MB; 0: leave it out")
+    parser.add_argument("--kv-events", action="store_true", help="let the engines send KV events, and the proxy follow them")
+    parser.add_argument("--connections", type=int, default=0, help="connections of the sustained load; 0: leave it out")
+    parser.add_argument("--sustained-seconds", type=float, default=3, help="time of one router in one round of the sustained load")
     parser.add_argument("--json", help="file for all numbers")
     flags = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-routers-"))
     engines, processes, results = [], [], {}
     routers = []
     try:
+        events = ["--kv-events", f"tcp://{HOST}:*", "--kv-replay", f"tcp://{HOST}:*"] if flags.kv_events else []
         for _ in range(2):
             process = subprocess.Popen([BINARY, "mock-engine", "--host", HOST, "--port", "0", "--prefill-base-ms", "1", "--prefill-us", "0",
-                                        "--pair-ns", "0", "--step-ms", "1", "--kv-token-ns", "0", "--blocks", "1000000"],
+                                        "--pair-ns", "0", "--step-ms", "1", "--kv-token-ns", "0", "--blocks", "1000000", *events],
                                        stdout=subprocess.PIPE, text=True)
             processes.append(process)
             engines.append(int(process.stdout.readline().strip().rsplit(":", 1)[1]))
@@ -253,6 +337,14 @@ def main():
             for name, row in rows.items():
                 label = "direct (not added)" if name == "direct" else name
                 print(f"| {tokens} | {label} | {spread(row['p50'])} | {spread(row['p99'])} | {spread(row['cpu']) if row['cpu'] else ''} |", flush=True)
+        if flags.connections > 0:
+            results["sustained"] = sustain_all(ways, [document(i, int(max(flags.tokens) / rate)) for i in range(DOCUMENTS)],
+                                               max(flags.tokens), flags)
+        if flags.kv_events:
+            prompt, cached = totals(routers[0])
+            states = [engine["index"] for engine in json.loads(page(routers[0].port, "/moesaic/state"))["engines"]]
+            results["kv_events"] = {"prompt_tokens": prompt, "cached_tokens": cached, "index": states}
+            print(f"\nKV events: index {' and '.join(states)}; {100 * cached / prompt:.1f}% of the prompt tokens were cached", flush=True)
         if flags.large_seconds > 0:
             small, large = [document(i, int(1000 / rate)) for i in range(DOCUMENTS)], document(7, 8 << 20)
             print("\n| 1,000 tokens beside bodies of 8 MB | p50, ms | p99, ms | largest, ms | large bodies |\n|---|---|---|---|---|")

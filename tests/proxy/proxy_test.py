@@ -313,6 +313,22 @@ class Pairs(ProxyTest):
         self.assertTrue(second["kv_transfer_params"]["do_remote_prefill"])
         self.assertEqual(second["max_tokens"], 8)
 
+    def test_each_stage_has_a_histogram(self):
+        _, _, pool = self.pair("nixl")
+        proxy = self.proxy(pool)
+        for i in range(5):
+            self.assertEqual(proxy.complete(prompt=tokens(i, 500), max_tokens=8)[0], 200)
+        proxy.idle()
+        metrics, total = proxy.metrics(), 0
+        for stage in STAGES[:-1]:
+            label = f'pool="pool",stage="{stage}"'
+            buckets = [value for key, value in metrics.items() if key.startswith(f"moesaic_proxy_stage_seconds_bucket{{{label},le=")]
+            self.assertEqual((buckets, buckets[-1]), (sorted(buckets), 5))
+            self.assertEqual(metrics[f"moesaic_proxy_stage_seconds_count{{{label}}}"], 5)
+            total += metrics[f"moesaic_proxy_stage_seconds_sum{{{label}}}"]
+        self.assertGreater(total, 0)
+        self.assertAlmostEqual(total, metrics['moesaic_proxy_request_seconds_sum{pool="pool"}'], delta=0.01)
+
     def test_nixl_reports_cached_tokens_of_the_prefill_engine(self):
         _, _, pool = self.pair("nixl")
         proxy = self.proxy(pool)

@@ -1,7 +1,9 @@
 // EGNN, Evoformer layers and invariant point attention against PyTorch transcriptions, on every instruction
 // set.
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <tuple>
 
@@ -15,6 +17,15 @@ namespace {
 
 constexpr float kTolerance = 1e-5F;  // relative to the largest element
 constexpr float kEquivariance = 1e-4F;
+
+TEST(GoldensTest, ANumberThatIsNotFiniteFails) {
+  EXPECT_FATAL_FAILURE(ExpectClose({std::numeric_limits<float>::quiet_NaN(), 1}, {2, 1}, kTolerance, "x"),
+                       "x[0] is nan, not 2");
+  EXPECT_FATAL_FAILURE(
+      ExpectClose({1, std::numeric_limits<float>::infinity(), 1}, {1, 2, 1}, kTolerance, "x"),
+      "x[1] is inf, not 2");
+  EXPECT_NONFATAL_FAILURE(ExpectClose({1, 2, 1}, {1, 3, 1}, kTolerance, "x"), "x[1] is 2, not 3");
+}
 
 class LayersTest : public testing::TestWithParam<runtime::Isa> {
  protected:

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
@@ -38,16 +39,17 @@ class Goldens {
   std::map<std::string, test_support::NpyArray> arrays_;
 };
 
-/// Checks |got - want| <= tolerance * max(1, largest |want|).
+/// Checks |got - want| <= tolerance * max(1, largest |want|). A difference that is not finite fails.
 inline void ExpectClose(const std::vector<float>& got, const std::vector<float>& want, float tolerance,
                         const char* what) {
   ASSERT_EQ(got.size(), want.size()) << what;
   float largest = 1, worst = 0;
   size_t at = 0;
-  for (const float x : want) largest = std::max(largest, std::abs(x));
   for (size_t i = 0; i < got.size(); ++i) {
     const float difference = std::abs(got[i] - want[i]);
-    if (!(difference <= worst)) {
+    ASSERT_TRUE(std::isfinite(difference)) << what << "[" << i << "] is " << got[i] << ", not " << want[i];
+    largest = std::max(largest, std::abs(want[i]));
+    if (difference > worst) {
       worst = difference;
       at = i;
     }

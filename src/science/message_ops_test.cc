@@ -2,7 +2,6 @@
 #include "science/message_ops.h"
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <functional>
 
@@ -575,90 +574,6 @@ TEST_P(MessageOpsTest, OperatorsOfAllTypesDoNotDependOnThreads) {
         EXPECT_EQ(first[i], results[i]) << i << ", threads " << threads;
     }
   }
-}
-
-// A matrix whose rows are so far apart that offsets of elements exceed 2^31: only its rows take memory.
-class FarRows {
- public:
-  FarRows(const TestFeatures& x) : rows_(x.rows()), cols_(x.cols()) {
-    void* mapped =
-        mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) return;
-    data_ = static_cast<float*>(mapped);
-    for (int64_t r = 0; r < rows_; ++r) {
-      for (int64_t c = 0; c < cols_; ++c) data_[r * kStride + c] = x.at(r, c);
-    }
-  }
-  ~FarRows() {
-    if (data_ != nullptr) munmap(data_, bytes());
-  }
-  FarRows(const FarRows&) = delete;
-  FarRows& operator=(const FarRows&) = delete;
-  bool ok() const { return data_ != nullptr; }
-  Output out() { return {data_, tensor::DType::kF32, rows_, cols_, kStride}; }
-  void ExpectEquals(const TestFeatures& want) const {
-    for (int64_t r = 0; r < rows_; ++r) {
-      for (int64_t c = 0; c < cols_; ++c) ASSERT_EQ(data_[r * kStride + c], want.at(r, c)) << r << " " << c;
-    }
-  }
-
- private:
-  static constexpr int64_t kStride = int64_t{1} << 30;
-  size_t bytes() const { return static_cast<size_t>(rows_ * kStride) * sizeof(float); }
-  int64_t rows_, cols_;
-  float* data_ = nullptr;
-};
-
-TEST_P(MessageOpsTest, OffsetsOfElementsMayExceed32Bits) {
-  const Graph graph = RandomEdges(&rng_, 5, 5, 12).Build();
-  auto random = [&](int64_t rows) { return TestFeatures::Random(&rng_, tensor::DType::kF32, rows, 20); };
-  const TestFeatures u = random(5), e = random(12);
-  FarRows far_u(u), far_e(e), far_nodes(u), far_edges(e);
-  ASSERT_TRUE(far_u.ok() && far_e.ok() && far_nodes.ok() && far_edges.ok());
-  TestFeatures nodes(tensor::DType::kF32, 5, 20), edges(tensor::DType::kF32, 12, 20);
-  for (const Reduce reduce : kReduces) {
-    for (const bool far : {false, true}) {
-      ASSERT_TRUE(Gspmm(ctx_, graph,
-                        {.message = Message::kUMulE,
-                         .reduce = reduce,
-                         .u = far ? far_u.out() : u.view(),
-                         .e = far ? far_e.out() : e.view(),
-                         .out = far ? far_nodes.out() : nodes.out(),
-                         .options = {}})
-                      .ok());
-    }
-    far_nodes.ExpectEquals(nodes);
-  }
-  for (const bool far : {false, true}) {
-    ASSERT_TRUE(Gsddmm(ctx_, graph,
-                       {.op = EdgeOp::kMul,
-                        .lhs = far ? far_u.out() : u.view(),
-                        .rhs = far ? far_e.out() : e.view(),
-                        .lhs_target = Target::kSource,
-                        .rhs_target = Target::kEdge,
-                        .out = far ? far_edges.out() : edges.out()})
-                    .ok());
-  }
-  far_edges.ExpectEquals(edges);
-  for (const bool far : {false, true}) {
-    ASSERT_TRUE(SegmentSoftmax(ctx_, graph.by_destination(), far ? far_e.out() : e.view(),
-                               far ? far_edges.out() : edges.out())
-                    .ok());
-  }
-  far_edges.ExpectEquals(edges);
-  for (const bool far : {false, true}) {
-    ASSERT_TRUE(EdgeAttention(ctx_, graph,
-                              {.heads = 4,
-                               .q = far ? far_u.out() : u.view(),
-                               .k = far ? far_e.out() : e.view(),
-                               .v = far ? far_e.out() : e.view(),
-                               .bias = {},
-                               .k_target = Target::kEdge,
-                               .v_target = Target::kEdge,
-                               .out = far ? far_nodes.out() : nodes.out()})
-                    .ok());
-  }
-  far_nodes.ExpectEquals(nodes);
 }
 
 TEST_P(MessageOpsTest, WrongShapesAreNamed) {

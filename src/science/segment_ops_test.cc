@@ -170,6 +170,49 @@ TEST_P(SegmentOpsTest, EmptySegmentsGiveZeroAndNanWins) {
   }
 }
 
+// In each column the first NaN is chosen: of whole vectors and of a rest, and of the parts of a hub.
+TEST_P(SegmentOpsTest, NanWinsInWholeVectorsAndInHubs) {
+  constexpr int kCols = 37;
+  const std::vector<int32_t> ptr = {0, 10000, 10006};
+  std::vector<int32_t> index(10000, 0);
+  index.resize(10006, 1);
+  const Segments segments = *SegmentsFromPtr(Indices::Of(ptr.data(), 3), 10006);
+  ASSERT_EQ(segments.hubs, std::vector<int32_t>{0});
+  auto first_nan = [](int segment, int col) {  // -1: the column has none
+    constexpr int kEdgesOfHub[] = {-1, 0, 5000, 8200};
+    if (segment == 0) return kEdgesOfHub[col % 4];
+    return col % 6 == 5 ? -1 : 10000 + col % 6;
+  };
+  for (const tensor::DType dtype : kTypes) {
+    TestFeatures src = TestFeatures::Random(&rng_, dtype, 10006, kCols);
+    for (int s = 0; s < 2; ++s) {
+      for (int c = 0; c < kCols; ++c) {
+        if (first_nan(s, c) < 0) continue;
+        src.Set(first_nan(s, c), c, kNan);
+        src.Set(ptr[s + 1] - 1, c, kNan);
+      }
+    }
+    for (const Reduce reduce : kReductions) {
+      const bool extreme = reduce == Reduce::kMax || reduce == Reduce::kMin;
+      TestFeatures out(dtype, 2, kCols);
+      std::vector<int32_t> arg(extreme ? 2 * kCols : 0);
+      ASSERT_TRUE(Segment(ctx_, reduce, segments, src.view(), out.out(), {.arg = arg}).ok());
+      for (int s = 0; s < 2; ++s) {
+        for (int c = 0; c < kCols; ++c) {
+          const int nan = first_nan(s, c);
+          ASSERT_EQ(std::isnan(out.at(s, c)), nan >= 0) << s << " " << c;
+          if (!extreme) continue;
+          const ExpectedElement want = ReduceElement(reduce, src, index, s, c);
+          ASSERT_EQ(arg[s * kCols + c], nan >= 0 ? nan : want.arg) << s << " " << c;
+          if (nan < 0) {
+            ASSERT_EQ(out.at(s, c), want.value) << s << " " << c;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(SegmentOpsTest, BackwardOfEveryReductionMatchesDefinition) {
   for (const tensor::DType dtype : kTypes) {
     for (const int64_t cols : {1, 5, 33}) {

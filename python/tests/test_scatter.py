@@ -79,6 +79,14 @@ def test_values_of_out_are_included(rng):
     value, arg = ts.scatter_max(src, index, out=np.full((1, 3), 3, np.float32))
     np.testing.assert_array_equal(value, [[3, 6, 3]])
     np.testing.assert_array_equal(arg, [[3, 2, 3]])
+    out = np.array([[0.5, -np.inf, 3]], np.float32)
+    assert ts.scatter_logsumexp(src, index, out=out) is out
+    np.testing.assert_allclose(out, [[np.log(np.exp([0.5, 1, 2]).sum()), 6, 3]], rtol=1e-6)
+    for dtype in (np.float32, np.float16):
+        for unbiased, want in ((True, [1.5, 2, 9]), (False, [0.75, 2, 9])):
+            out = np.array([[1, 2, 9]], dtype)  # added to the sums of squares 0.5, 0 and 0
+            assert ts.scatter_std(src.astype(dtype), index, out=out, unbiased=unbiased) is out
+            np.testing.assert_allclose(out, np.sqrt([want]), rtol=1e-3 if dtype == np.float16 else 1e-5)
 
 
 def test_composites_match_numpy(rng):
@@ -177,15 +185,17 @@ def test_mean_counts_by_the_index_alone():
 
 def test_out_is_written():
     src, index = np.array([2.0, np.nan, 6.0, 1.0], np.float32), np.array([0, 1, 2, 2])
-    for function, want in (
-        (ts.scatter_max, [3, np.nan, 6, 3]),
-        (ts.scatter_min, [2, np.nan, 1, 3]),
-        (ts.scatter_mul, [6, np.nan, 18, 3]),
-        (ts.scatter_sum, [5, np.nan, 10, 3]),
+    for function, want, tolerance in (
+        (ts.scatter_max, [3, np.nan, 6, 3], 0),
+        (ts.scatter_min, [2, np.nan, 1, 3], 0),
+        (ts.scatter_mul, [6, np.nan, 18, 3], 0),
+        (ts.scatter_sum, [5, np.nan, 10, 3], 0),
+        (ts.scatter_logsumexp, [np.logaddexp(3, 2), np.nan, np.log(np.exp([3.0, 6, 1]).sum()), 3], 1e-5),
+        (ts.scatter_std, [3**0.5, np.nan, 15.5**0.5, 3**0.5], 1e-5),
     ):
         out = np.full(4, 3, np.float32)
         got = function(src, index, out=out)
-        np.testing.assert_array_equal(out, want)
+        np.testing.assert_allclose(out, want, rtol=tolerance)
         assert (got[0] if isinstance(got, tuple) else got) is out
 
 

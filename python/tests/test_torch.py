@@ -1,8 +1,8 @@
-"""PyTorch tensors: gradients by gradcheck, bfloat16, views, and torch_scatter where it is installed."""
+"""PyTorch tensors: gradients by gradcheck, bfloat16, views; torch_scatter and pyg-lib where they are installed."""
 
 from __future__ import annotations
 
-import importlib.util
+import math
 import warnings
 
 import numpy as np
@@ -13,7 +13,6 @@ from moesaic import scatter as ts
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-HAS_TORCH_SCATTER = importlib.util.find_spec("torch_scatter") is not None
 
 
 def plan(count=40, num_src=7, num_dst=6):
@@ -95,6 +94,26 @@ def test_gradients_of_other_operators_match_differences():
     check(lambda a: ts.gather_csr(a, torch.tensor([0, 2, 2, 5])), leaf(3, 2))
 
 
+def test_gradients_of_scatter_and_segments_match_differences():
+    _, _, dst = plan()
+    for unbiased in (True, False):
+        check(lambda a, unbiased=unbiased: ts.scatter_std(a, dst, 0, unbiased=unbiased), leaf(40, 3))
+    check(lambda a: ts.scatter_log_softmax(a, dst, 0), leaf(40, 3))
+    check(lambda a: ts.scatter_mul(a, dst, 0), leaf(40, 3))
+    check(lambda a: ts.scatter_std(a, dst, 0, out=torch.full((6, 3), 0.5)), leaf(40, 3))
+    check(lambda a: ts.scatter_logsumexp(a, dst, 0, out=torch.full((6, 3), 0.5)), leaf(40, 3))
+    check(lambda a: ts.gather_coo(a, dst), leaf(6, 3))
+    # Values that are 0.1 apart keep their order when one changes by 0.01.
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(2))
+    apart = (order.reshape(40, 3) * 0.1).requires_grad_()
+    check(lambda a: ts.scatter_max(a, dst, 0)[0], apart)
+    check(lambda a: ts.scatter_min(a, dst, 0)[0], apart)
+    ptr = torch.tensor([0, 7, 7, 40])
+    for reduce in ("sum", "mean", "max", "min"):
+        check(lambda a, reduce=reduce: ts.segment_csr(a, ptr, reduce=reduce), apart)
+        check(lambda a, reduce=reduce: ts.segment_coo(a, dst.sort()[0], reduce=reduce), apart)
+
+
 def test_second_derivatives_raise():
     g, _, dst = plan()
     u, v, e = leaf(7, 2, 3), leaf(6, 2, 3), leaf(40, 2)
@@ -150,10 +169,12 @@ def test_equals_pytorch_at_size():
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif(not HAS_TORCH_SCATTER, reason="torch_scatter is not installed")
-def test_equals_torch_scatter():
-    import torch_scatter
-
+@pytest.mark.parametrize("package", ["torch_scatter", "pyg_lib"])
+def test_equals_torch_scatter(package):
+    module = pytest.importorskip(package)
+    peer = module.ops if package == "pyg_lib" else module
+    if not hasattr(peer, "scatter_sum"):
+        pytest.skip("this version of pyg_lib does not have the functions of torch_scatter")
     generator = torch.Generator().manual_seed(3)
     for shape, dim in [((50, 4), 0), ((3, 20, 5), 1), ((4, 30), -1)]:
         src = torch.randn(*shape, generator=generator)
@@ -161,7 +182,8 @@ def test_equals_torch_scatter():
             torch.randint(0, 6, (shape[dim],), generator=generator),
             torch.randint(0, 6, shape, generator=generator),
         ):
-            full = torch_scatter.utils.broadcast(index, src, dim)
+            lines = [-1 if i == dim % src.dim() else 1 for i in range(src.dim())]
+            full = index if index.dim() == src.dim() else index.view(lines).expand_as(src)
             for name in (
                 "scatter_sum",
                 "scatter_mean",
@@ -171,20 +193,21 @@ def test_equals_torch_scatter():
                 "scatter_logsumexp",
                 "scatter_mul",
             ):
-                mine, theirs = (getattr(m, name)(src, i, dim) for m, i in ((ts, index), (torch_scatter, full)))
+                mine, theirs = (getattr(m, name)(src, i, dim) for m, i in ((ts, index), (peer, full)))
                 torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
             for name in ("scatter_max", "scatter_min"):
-                mine, theirs = (
-                    getattr(m, name)(src, i, dim, dim_size=8) for m, i in ((ts, index), (torch_scatter, full))
-                )
+                mine, theirs = (getattr(m, name)(src, i, dim, dim_size=8) for m, i in ((ts, index), (peer, full)))
                 torch.testing.assert_close(mine[0], theirs[0])
                 assert torch.equal(mine[1], theirs[1])
     src, ptr = torch.randn(10, 3, generator=generator), torch.tensor([0, 3, 3, 10])
-    for kind in ("sum", "mean", "min", "max"):
-        torch.testing.assert_close(
-            ts.segment_csr(src, ptr, reduce=kind), torch_scatter.segment_csr(src, ptr, reduce=kind)
-        )
-    torch.testing.assert_close(ts.gather_csr(src[:3], ptr), torch_scatter.gather_csr(src[:3], ptr))
+    for kind in ("sum", "mean"):
+        mine, theirs = (getattr(m, f"segment_{kind}_csr")(src, ptr) for m in (ts, peer))
+        torch.testing.assert_close(mine, theirs)
+    for kind in ("min", "max"):
+        mine, theirs = (getattr(m, f"segment_{kind}_csr")(src, ptr) for m in (ts, peer))
+        torch.testing.assert_close(mine[0], theirs[0])
+        assert torch.equal(mine[1], theirs[1])
+    torch.testing.assert_close(ts.gather_csr(src[:3], ptr), peer.gather_csr(src[:3], ptr))
 
 
 def test_out_is_written_and_index_checked():
@@ -195,6 +218,11 @@ def test_out_is_written_and_index_checked():
         ("scatter_mul", [6, float("nan"), 18, 3]),
         ("scatter_sum", [5, float("nan"), 10, 3]),
         ("scatter_mean", [5, float("nan"), 5, 3]),
+        (
+            "scatter_logsumexp",
+            [3 + math.log1p(math.exp(-1)), float("nan"), 6 + math.log1p(math.exp(-3) + math.exp(-5)), 3],
+        ),
+        ("scatter_std", [3**0.5, float("nan"), 15.5**0.5, 3**0.5]),
     ):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             out = torch.full((4,), 3.0, dtype=dtype)

@@ -23,6 +23,7 @@ __all__ = [
     "copy_u",
     "edge_attention",
     "edge_softmax",
+    "gather",
     "gsddmm",
     "gspmm",
     "index_add",
@@ -66,7 +67,7 @@ class Graph:
     """A directed graph with edges src[e] -> dst[e], sorted once by destination and once by source.
 
     The plan holds a copy of the edges: later changes of src and dst have no effect on it; `matches` detects
-    them. Building it costs some 3 to 9 us per 1000 edges.
+    them. Building it costs 2 us per 1000 edges where caches hold the edges, otherwise some 3 to 9.
     """
 
     def __init__(self, src: Any, dst: Any, num_src: int | None = None, num_dst: int | None = None) -> None:

@@ -300,12 +300,27 @@ def scatter_log_softmax(src: Any, index: Any, dim: int = -1, eps: float = 1e-12,
 def scatter_logsumexp(
     src: Any, index: Any, dim: int = -1, out: Any | None = None, dim_size: int | None = None, eps: float = 1e-12
 ) -> Any:
-    """Logarithm of the sum of exponentials by index; 0 where all elements are -inf or there is none."""
-    if out is not None:
-        raise ValueError("scatter_logsumexp has no out: combine with logaddexp")
-    plan = _Plan(src, index, dim, dim_size)
+    """Logarithm of the sum of exponentials by index; 0 where all elements are -inf or there is none.
+
+    Values of `out` take part, and the result is written into it; they remain where it would be 0 otherwise.
+    """
+    plan = _Plan(src, index, dim, _sized(out, dim, dim_size, src))
     _, top, total = _shifted(plan, src)
-    return plan.leave(_where(total > 0, _log(total, eps) + top, top * 0))
+    value = plan.leave(_where(total > 0, _log(total, eps) + top, top * 0))
+    if out is None:
+        return value
+    # A sum that is NaN is not 0.
+    return _store(out, _where(plan.leave(total != 0), _log_add_exp(out, value), out))
+
+
+def _log_add_exp(a: Any, b: Any) -> Any:
+    """Return log(exp(a) + exp(b)) in float32; a may be written to afterwards."""
+    if is_torch(a):
+        import torch
+
+        return torch.logaddexp(a.to(torch.float32, copy=True), b.float()).to(a.dtype)
+    with np.errstate(invalid="ignore"):  # NaN remains NaN
+        return np.logaddexp(a, b, dtype=np.float32)
 
 
 def scatter_std(
@@ -316,22 +331,26 @@ def scatter_std(
     dim_size: int | None = None,
     unbiased: bool = True,
 ) -> Any:
-    """Standard deviation by index, divided by count - 1 (at least 1) if unbiased, else by count."""
-    if out is not None:
-        raise ValueError("scatter_std has no out")
-    plan = _Plan(src, index, dim, dim_size)
+    """Standard deviation by index, divided by count - 1 (at least 1) if unbiased, else by count.
+
+    With `out`, its values are added to the sums of squares before the division, and the result is written into it.
+    """
+    plan = _Plan(src, index, dim, _sized(out, dim, dim_size, src))
     x = plan.enter(src)
     if str(x.dtype).removeprefix("torch.") in ("float16", "bfloat16"):  # squares and counts may exceed float16
         x = x.float() if is_torch(x) else x.astype(np.float32)
     difference = x - graph.gather(plan.segments, segment_reduce(plan.segments, x, "mean"))
     squares = segment_reduce(plan.segments, difference * difference, "sum")
+    if out is not None:
+        squares = squares + plan.enter_result(out)
     ones = x * 0 + 1
     count = segment_reduce(plan.segments, ones.detach() if is_torch(ones) else ones, "sum")
     if unbiased:
         count = count - 1
     count = count.clamp(min=1) if is_torch(count) else np.maximum(count, 1)
     ratio = squares / (count + 1e-6)
-    return plan.leave(ratio.sqrt().to(src.dtype) if is_torch(ratio) else np.sqrt(ratio).astype(src.dtype))
+    deviation = ratio.sqrt().to(src.dtype) if is_torch(ratio) else np.sqrt(ratio).astype(src.dtype)
+    return _store(out, plan.leave(deviation))
 
 
 def segment_coo(src: Any, index: Any, out: Any | None = None, dim_size: int | None = None, reduce: str = "sum") -> Any:

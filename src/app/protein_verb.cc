@@ -262,6 +262,9 @@ void AddProtein(Verb& root, VerbRun& run) {
       }
     }
     if (options->action == "inspect") {
+      for (const char* flag : {"--weights", "--neighbors", "--threads"}) {
+        if (verb.Count(flag) > 0) FailUsage(flag, "is for moesaic protein design and property");
+      }
       run = [options] { return RunProteinInspect(*options); };
       return;
     }

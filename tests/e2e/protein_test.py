@@ -3,10 +3,12 @@
 import json
 import math
 import pathlib
+import random
 import shutil
 import struct
 import tempfile
 import unittest
+import zipfile
 
 from moesaic_cli import ROOT, run
 
@@ -54,6 +56,68 @@ def egnn(inputs=21, hidden=4, outputs=None, moves=True):
     return tensors
 
 
+def protein_mpnn(hidden=128, layers=3):
+    """Random weights of a ProteinMPNN of the published size, with the names of its state dict."""
+    source, tensors = random.Random(1), {}
+
+    def add(name, shape, low, high):
+        tensors[name] = shape, [source.uniform(low, high) for _ in range(math.prod(shape))]
+
+    def linear(name, n, k, bias=True):
+        bound = math.sqrt(6 / (n + k))
+        add(f"{name}.weight", [n, k], -bound, bound)
+        if bias:
+            add(f"{name}.bias", [n], -0.1, 0.1)
+
+    def norm(name):
+        add(f"{name}.weight", [hidden], 0.9, 1.1)
+        add(f"{name}.bias", [hidden], -0.1, 0.1)
+
+    linear("features.embeddings.linear", 16, 66)
+    linear("features.edge_embedding", hidden, 16 + 16 * 25, bias=False)
+    norm("features.norm_edges")
+    linear("W_e", hidden, hidden)
+    linear("W_s", 21, hidden, bias=False)
+    for side, inputs, norms in (("encoder", 3 * hidden, 3), ("decoder", 4 * hidden, 2)):
+        for i in range(layers):
+            prefix = f"{side}_layers.{i}."
+            for first in ("W1", "W11") if side == "encoder" else ("W1",):
+                linear(prefix + first, hidden, inputs)
+                for name in ("2", "3"):
+                    linear(prefix + first[:-1] + name, hidden, hidden)
+            linear(prefix + "dense.W_in", 4 * hidden, hidden)
+            linear(prefix + "dense.W_out", hidden, 4 * hidden)
+            for n in range(norms):
+                norm(f"{prefix}norm{n + 1}")
+    linear("W_out", 21, hidden)
+    return tensors
+
+
+def write_checkpoint(path, tensors, neighbors):
+    """Writes a PyTorch checkpoint: an archive of a pickle (protocol 2) and of a file for each tensor."""
+
+    def text(value):
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    def integers(values):
+        return b"".join(b"J" + struct.pack("<i", value) for value in values)
+
+    dictionary = b"ccollections\nOrderedDict\n)R"
+    items = b""
+    with zipfile.ZipFile(path, "w") as archive:
+        for i, (name, (shape, values)) in enumerate(tensors.items()):
+            strides = [math.prod(shape[axis + 1:]) for axis in range(len(shape))]
+            storage = (b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text(str(i)) + text("cpu")
+                       + integers([len(values)]) + b"tQ")
+            items += (text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + integers([0]) + b"("
+                      + integers(shape) + b"t(" + integers(strides) + b"t\x89" + dictionary + b"tR")
+            archive.writestr(f"model/data/{i}", struct.pack(f"<{len(values)}f", *values))
+        root = (b"\x80\x02}(" + text("num_edges") + integers([neighbors]) + text("noise_level") + b"G"
+                + struct.pack(">d", 0.2) + text("model_state_dict") + dictionary + b"(" + items + b"uu.")
+        archive.writestr("model/data.pkl", root)
+        archive.writestr("model/version", "3\n")
+
+
 class Protein(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-protein-"))
@@ -83,6 +147,21 @@ class Protein(unittest.TestCase):
         self.assertEqual(one[1], LETTERS)
         self.assertRegex(one[3], "^[A-WY]{24}$")
         self.assertIn('has no chain "C"; it has A, B', self.error("design", self.pair, "--random-weights", 1, "--chains", "A,C"))
+
+    def test_a_pytorch_checkpoint_designs_like_the_same_safetensors(self):
+        tensors = protein_mpnn()
+        checkpoint, plain = self.folder / "model.pt", self.folder / "model.safetensors"
+        write_checkpoint(checkpoint, tensors, neighbors=12)
+        write_safetensors(plain, tensors)
+        words = ("protein", "design", HELIX, "-n", 2, "--seed", 3, "--weights")
+        designs = run(*words, checkpoint).stdout
+        self.assertEqual(designs.splitlines()[1], LETTERS)
+        self.assertEqual(designs, run(*words, plain, "--neighbors", 12).stdout)
+        self.assertNotEqual(designs, run(*words, plain).stdout)  # the checkpoint has its number of neighbours
+        del tensors["decoder_layers.2.norm2.bias"]
+        write_checkpoint(checkpoint, tensors, neighbors=12)
+        self.assertIn(f'{checkpoint}: the weights have no tensor "decoder_layers.2.norm2.bias"',
+                      self.error("design", HELIX, "--weights", checkpoint))
 
     def test_backbones_without_an_atom_are_not_designed(self):
         bare = self.folder / "bare.pdb"
@@ -136,6 +215,9 @@ class Protein(unittest.TestCase):
         self.assertIn("--weights or --random-weights is required", self.error("design", HELIX, code=2))
         self.assertIn("--weights is required", self.error("property", HELIX, code=2))
         self.assertIn("is for moesaic protein design", self.error("inspect", HELIX, "--chains", "A", code=2))
+        for flag, value in (("--weights", HELIX), ("--neighbors", 5), ("--threads", 1)):
+            self.assertIn(f"{flag}: is for moesaic protein design and property",
+                          self.error("inspect", HELIX, flag, value, code=2))
         self.assertIn("all letters of", self.error("design", HELIX, "--random-weights", 1, "--omit", "ACDEFGHIKLMNPQRSTVWYX"))
 
 

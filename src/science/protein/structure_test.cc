@@ -68,6 +68,23 @@ TEST(PdbTest, GapsOfALongChainAreBounded) {
   EXPECT_EQ(MakeMpnnInput(structure)->size(), 500 * 199 + 1);
 }
 
+TEST(PdbTest, NumberOfResiduesIsBounded) {
+  constexpr int kNumbers = 10000, kCodes = 26;  // of a chain
+  const std::string line = Atom(1, "CA", "ALA", 'A', 0, 0);
+  constexpr size_t kChain = 21, kNumber = 22, kCode = 26;  // columns
+  std::string text;
+  for (int64_t r = 0; r <= kMaxResidues; ++r) {
+    text += line;
+    char* last = text.data() + text.size() - line.size();
+    last[kChain] = static_cast<char>('A' + r / (kNumbers * kCodes));
+    fmt::format_to_n(last + kNumber, 4, "{:>4}", r % kNumbers);
+    last[kCode] = static_cast<char>('A' + r / kNumbers % kCodes);
+  }
+  EXPECT_EQ(Fault(ParsePdb(text, "x.pdb")), "x.pdb: more than 1048576 residues; split the file");
+  text.resize(text.size() - line.size());
+  EXPECT_EQ(ParsePdb(text, "x.pdb")->residues(), kMaxResidues);
+}
+
 TEST(PdbTest, SelectsTheLocationWithTheHighestOccupancy) {
   const std::string text =
       Atom(1, "CA", "SER", 'A', 1, 1, 'A', 0.4F) + Atom(2, "CA", "SER", 'A', 1, 2, 'B', 0.6F) +

@@ -230,9 +230,12 @@ class GraphBench(unittest.TestCase):
             names = [operator["name"] for operator in result["operators"]]
             self.assertEqual(names, ["plan (COO -> CSC)", "segment sum, sorted", "scatter sum, plan reused", "copy_u sum",
                                      "u_mul_e sum", "copy_u max"])
+            self.assertGreater(result["read_gb_per_s"], 0)
             for operator in result["operators"]:
                 self.assertGreater(operator["median_ms"], 0)
+                self.assertAlmostEqual(operator["share_of_read"] * result["read_gb_per_s"], operator["gb_per_s"])
             printed = run(*words).stdout
+            self.assertRegex(printed, r"a read of memory in order: \d+\.\d GB/s")
             for name in names:
                 self.assertIn(name, printed)
         self.assertIn("--edges", run("graph", "bench", "--edges", -1, code=2).stderr)

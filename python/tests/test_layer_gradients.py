@@ -264,8 +264,9 @@ def test_edge_perceptrons_equal_pytorch(reduce):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("weight_dtype", "bound"), [("bfloat16", 0.03), ("int8", 0.1)])
+@pytest.mark.parametrize(("weight_dtype", "bound"), [("bfloat16", 0.01), ("int8", 0.022)])
 def test_gradients_of_rounded_weights_are_close(weight_dtype, bound):
+    # Rounded weights multiply gradients and hidden values, which are rounded too: twice the bounds of test_layers.py.
     parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(4))
     plan, leaves = graph.Graph(src, dst, 7, 6), [*inputs, *parameters.values()]
     grads = [

@@ -15,6 +15,11 @@ constexpr int kReduceBlock = kRegisters / 2;
 // task's next segments count: many segments have fewer edges than this.
 constexpr int kPrefetchAhead = kRegisters;
 
+// Segments [first, last) of a task.
+struct SegmentSpan {
+  int32_t first, last;
+};
+
 // The columns of one block. `scale_col` is the column of e for all of them if e is shared by groups.
 struct ReduceColumns {
   int64_t first;
@@ -40,10 +45,6 @@ inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) 
     const V old = whole ? E::Load(out) : E::LoadFirst(out, n);
     sum = Add(Mul(Set(t.beta), old), sum);
   }
-  if constexpr (std::is_same_v<E, F32>) {
-    constexpr uintptr_t kVectorBytes = kLanes * sizeof(float);
-    if (t.stream && whole && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0) return Stream(out, sum);
-  }
   if (whole) {
     E::Store(out, sum);
   } else {
@@ -51,49 +52,78 @@ inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) 
   }
 }
 
-// Blocks are functions of their own: several loops call each, and inlined copies would double the object.
-template <typename E, Op op, bool kShared, int kBlock, bool kPart>
-[[gnu::noinline]] void SumBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
-  const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
-  const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
-  const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
-  const int32_t prefetch_end = t.prefetch ? t.ptr[t.last] - kPrefetchAhead : 0;
-  V sum[kBlock];
+// Whether a sum is stored as it is.
+inline bool IsPlainSum(const ReduceTask& t) {
+  return !t.out_f32 && t.reduce == Reduce::kSum && t.alpha == 1 && t.beta == 0;
+}
+
+// Stores the block of segment s. The loads of the next segment wait for the instructions in between, so that
+// the most frequent case has few.
+template <typename E, int kBlock, bool kPart>
+inline void StoreSums(const ReduceTask& t, bool plain, int32_t s, const ReduceColumns& c,
+                      const V (&sum)[kBlock]) {
+  if (kPart || !plain) {
+    for (int b = 0; b < kBlock; ++b) StoreSum<E>(t, s, c.first + b * kLanes, sum[b], kPart ? c.n : kLanes);
+    return;
+  }
+  auto* out = static_cast<typename E::T*>(t.out) + s * t.out_stride + c.first;
+  if constexpr (std::is_same_v<E, F32>) {
+    constexpr uintptr_t kVectorBytes = kLanes * sizeof(float);
+    if (t.stream && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0) {
 #pragma GCC unroll 16
-  for (int b = 0; b < kBlock; ++b) sum[b] = Zero();
-  for (int32_t p = begin; p < end; ++p) {
-    const auto* row = u + (t.u_rows != nullptr ? t.u_rows[p] : p) * t.u_stride;
-    if (p < prefetch_end) {
-      const auto* ahead = reinterpret_cast<const char*>(u + t.u_rows[p + kPrefetchAhead] * t.u_stride);
-#pragma GCC unroll 16
-      for (int b = 0; b < kBlock * kLanes * static_cast<int>(sizeof(typename E::T)); b += 64)
-        __builtin_prefetch(ahead + b);
-      if (op != Op::kCopyU && t.e_rows != nullptr)
-        __builtin_prefetch(e + t.e_rows[p + kPrefetchAhead] * t.e_stride);
-    }
-    const typename E::T* weights = nullptr;
-    V shared = Zero();
-    if constexpr (op != Op::kCopyU) {
-      weights = e + (t.e_rows != nullptr ? t.e_rows[p] : p) * t.e_stride;
-      if constexpr (kShared) shared = E::Broadcast(weights);
-    }
-#pragma GCC unroll 16
-    for (int b = 0; b < kBlock; ++b) {
-      const V x = LoadLanes<E, kPart>(row + b * kLanes, c.n);
-      if constexpr (op == Op::kCopyU) {
-        sum[b] = Add(sum[b], x);
-      } else {
-        const V w = kShared ? shared : LoadLanes<E, kPart>(weights + b * kLanes, c.n);
-        if constexpr (op == Op::kMul) {
-          sum[b] = Fma(x, w, sum[b]);
-        } else {
-          sum[b] = Add(sum[b], Apply<op>(x, w));
-        }
-      }
+      for (int b = 0; b < kBlock; ++b) Stream(out + b * kLanes, sum[b]);
+      return;
     }
   }
 #pragma GCC unroll 16
-  for (int b = 0; b < kBlock; ++b) StoreSum<E>(t, s, c.first + b * kLanes, sum[b], kPart ? c.n : kLanes);
+  for (int b = 0; b < kBlock; ++b) E::Store(out + b * kLanes, sum[b]);
+}
+
+// Blocks are functions of their own: several loops call each, and inlined copies would double the object.
+template <typename E, Op op, bool kShared, int kBlock, bool kPart>
+[[gnu::noinline]] void SumBlock(const ReduceTask& t, SegmentSpan segments, const ReduceColumns& c) {
+  const auto* u = static_cast<const typename E::T*>(t.u) + c.first;
+  const auto* e = static_cast<const typename E::T*>(t.e) + c.e_first;
+  const int32_t prefetch_end = t.prefetch ? t.ptr[t.last] - kPrefetchAhead : 0;
+  const bool plain = IsPlainSum(t);
+  for (int32_t s = segments.first; s < segments.last; ++s) {
+    const int32_t begin = t.ptr[s], end = t.ptr[s + 1];
+    V sum[kBlock];
+#pragma GCC unroll 16
+    for (int b = 0; b < kBlock; ++b) sum[b] = Zero();
+    for (int32_t p = begin; p < end; ++p) {
+      const auto* row = u + (t.u_rows != nullptr ? t.u_rows[p] : p) * t.u_stride;
+      if (p < prefetch_end) {
+        const auto* ahead = reinterpret_cast<const char*>(u + t.u_rows[p + kPrefetchAhead] * t.u_stride);
+#pragma GCC unroll 16
+        for (int b = 0; b < kBlock * kLanes * static_cast<int>(sizeof(typename E::T)); b += 64)
+          __builtin_prefetch(ahead + b);
+        if (op != Op::kCopyU && t.e_rows != nullptr)
+          __builtin_prefetch(e + t.e_rows[p + kPrefetchAhead] * t.e_stride);
+      }
+      const typename E::T* weights = nullptr;
+      V shared = Zero();
+      if constexpr (op != Op::kCopyU) {
+        weights = e + (t.e_rows != nullptr ? t.e_rows[p] : p) * t.e_stride;
+        if constexpr (kShared) shared = E::Broadcast(weights);
+      }
+#pragma GCC unroll 16
+      for (int b = 0; b < kBlock; ++b) {
+        const V x = LoadLanes<E, kPart>(row + b * kLanes, c.n);
+        if constexpr (op == Op::kCopyU) {
+          sum[b] = Add(sum[b], x);
+        } else {
+          const V w = kShared ? shared : LoadLanes<E, kPart>(weights + b * kLanes, c.n);
+          if constexpr (op == Op::kMul) {
+            sum[b] = Fma(x, w, sum[b]);
+          } else {
+            sum[b] = Add(sum[b], Apply<op>(x, w));
+          }
+        }
+      }
+    }
+    StoreSums<E, kBlock, kPart>(t, plain, s, c, sum);
+  }
 }
 
 // The sum of a gradient: an edge contributes only to the columns that chose it.
@@ -217,24 +247,38 @@ template <typename E>
 
 enum class ReduceKind { kSum, kMasked, kMax };
 
+// Reduces one block of columns of the segments.
 template <typename E, Op op, bool kShared, ReduceKind kind, int kBlock, bool kPart>
-inline void ReduceOneBlock(const ReduceTask& t, int32_t s, const ReduceColumns& c) {
-  if constexpr (kind == ReduceKind::kSum) SumBlock<E, op, kShared, kBlock, kPart>(t, s, c);
-  if constexpr (kind == ReduceKind::kMasked) MaskedSumBlock<E, op, kShared, kBlock, kPart>(t, s, c);
-  if constexpr (kind == ReduceKind::kMax) MaxBlock<E, op, kShared, kBlock, kPart>(t, s, c);
+inline void ReduceOneBlock(const ReduceTask& t, SegmentSpan segments, const ReduceColumns& c) {
+  if constexpr (kind == ReduceKind::kSum) {
+    SumBlock<E, op, kShared, kBlock, kPart>(t, segments, c);
+  } else {
+    for (int32_t s = segments.first; s < segments.last; ++s) {
+      if constexpr (kind == ReduceKind::kMasked) MaskedSumBlock<E, op, kShared, kBlock, kPart>(t, s, c);
+      if constexpr (kind == ReduceKind::kMax) MaxBlock<E, op, kShared, kBlock, kPart>(t, s, c);
+    }
+  }
 }
 
-// Reduces columns [col, last) of a segment in blocks of at most kBlock vectors; the last one may be a part.
+// Reduces columns [col, last) in blocks of at most kBlock vectors; the last one may be a part.
 template <typename E, Op op, bool kShared, ReduceKind kind, int kBlock>
-inline void ReduceRestOfRow(const ReduceTask& t, int32_t s, int64_t col, int64_t last, int64_t e_first) {
+inline void ReduceRestOfRow(const ReduceTask& t, SegmentSpan segments, int64_t col, int64_t last,
+                            int64_t e_first) {
   for (; col + kBlock * kLanes <= last; col += kBlock * kLanes)
-    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, s, {col, kShared ? e_first : col, kLanes});
+    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, segments, {col, kShared ? e_first : col, kLanes});
   if constexpr (kBlock > 1) {
-    ReduceRestOfRow<E, op, kShared, kind, kBlock / 2>(t, s, col, last, e_first);
+    ReduceRestOfRow<E, op, kShared, kind, kBlock / 2>(t, segments, col, last, e_first);
   } else if (col < last) {
     const auto n = static_cast<int>(last - col);
-    ReduceOneBlock<E, op, kShared, kind, 1, true>(t, s, {col, kShared ? e_first : col, n});
+    ReduceOneBlock<E, op, kShared, kind, 1, true>(t, segments, {col, kShared ? e_first : col, n});
   }
+}
+
+// Returns whether ReduceRestOfRow() needs one block for `columns` columns: a power of two of whole vectors,
+// or a part of one.
+inline bool IsOneBlock(int64_t columns) {
+  const int64_t vectors = columns / kLanes;
+  return columns < kLanes || (columns % kLanes == 0 && (vectors & (vectors - 1)) == 0);
 }
 
 // Reduces columns [first, last) of segments [t.first, t.last); they share one column of e if kShared.
@@ -242,23 +286,25 @@ template <typename E, Op op, bool kShared, ReduceKind kind>
 inline void ReduceColumnRange(const ReduceTask& t, int64_t first, int64_t last, int64_t e_first) {
   constexpr int kBlock = kind == ReduceKind::kMax ? kReduceBlock / 2 : kReduceBlock;
   const int64_t wide = (last - first) / (kBlock * kLanes) * (kBlock * kLanes);
-  auto narrow = [&](int32_t s) {
-    ReduceRestOfRow<E, op, kShared, kind, kBlock / 2>(t, s, first + wide, last, e_first);
+  auto narrow = [&](SegmentSpan segments) {
+    ReduceRestOfRow<E, op, kShared, kind, kBlock / 2>(t, segments, first + wide, last, e_first);
   };
-  auto block = [&](int32_t s, int64_t col) {
-    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, s, {col, kShared ? e_first : col, kLanes});
+  auto block = [&](SegmentSpan segments, int64_t col) {
+    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, segments, {col, kShared ? e_first : col, kLanes});
   };
-  if (!t.by_columns) {
-    for (int32_t s = t.first; s < t.last; ++s) {
-      for (int64_t col = first; col < first + wide; col += kBlock * kLanes) block(s, col);
-      if (first + wide < last) narrow(s);
-    }
-    return;
+  const SegmentSpan all = {t.first, t.last};
+  const bool one_block =
+      wide == 0 ? IsOneBlock(last - first) : first + wide == last && wide == kBlock * kLanes;
+  if (t.by_columns || one_block) {
+    for (int64_t col = first; col < first + wide; col += kBlock * kLanes) block(all, col);
+    if (first + wide == last) return;
+    if (one_block) return narrow(all);
   }
-  for (int64_t col = first; col < first + wide; col += kBlock * kLanes) {
-    for (int32_t s = t.first; s < t.last; ++s) block(s, col);
+  for (int32_t s = t.first; s < t.last; ++s) {  // all blocks of a row while it is in the caches
+    for (int64_t col = first; col < first + wide && !t.by_columns; col += kBlock * kLanes)
+      block({s, s + 1}, col);
+    if (first + wide < last) narrow({s, s + 1});
   }
-  for (int32_t s = t.first; s < t.last && first + wide < last; ++s) narrow(s);
 }
 
 template <typename E, Op op, ReduceKind kind>

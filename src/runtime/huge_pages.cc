@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -18,8 +19,10 @@ void AdviseHugePages(void* first, size_t bytes) {
 }
 
 void* AllocateHuge(size_t bytes) {
+  constexpr size_t kCacheLine = 64;
   const bool huge = bytes >= kHugePage;
-  void* memory = huge ? std::aligned_alloc(kHugePage, base::RoundUp(bytes, kHugePage)) : std::malloc(bytes);
+  const size_t alignment = huge ? kHugePage : kCacheLine;
+  void* memory = std::aligned_alloc(alignment, base::RoundUp(std::max<size_t>(bytes, 1), alignment));
   if (memory == nullptr) throw std::bad_alloc();
   if (huge) AdviseHugePages(memory, bytes);
   return memory;

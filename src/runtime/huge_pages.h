@@ -11,7 +11,8 @@ namespace moesaic::runtime {
 /// that are present stay as they are. If the system refuses, only faults become slower.
 void AdviseHugePages(void* first, size_t bytes);
 
-/// Allocates memory; from 2 MiB on it is aligned to huge pages and advised. Throws std::bad_alloc.
+/// Allocates memory aligned to cache lines; from 2 MiB on it is aligned to huge pages and advised. Throws
+/// std::bad_alloc.
 void* AllocateHuge(size_t bytes);
 void FreeHuge(void* memory);
 

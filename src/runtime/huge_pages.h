@@ -11,10 +11,15 @@ namespace moesaic::runtime {
 /// that are present stay as they are. If the system refuses, only faults become slower.
 void AdviseHugePages(void* first, size_t bytes);
 
-/// Allocates memory aligned to cache lines; from 2 MiB on it is aligned to huge pages and advised. Throws
-/// std::bad_alloc.
+/// Bytes of freed blocks that are kept for later allocations of the same size.
+constexpr size_t kKeptHugeBytes = 64 << 20;
+
+/// Allocates memory aligned to cache lines; from 2 MiB on it is aligned to huge pages and advised. The system
+/// clears new pages, which takes as long as a pass over them: blocks that were freed before are used first.
+/// Throws std::bad_alloc.
 void* AllocateHuge(size_t bytes);
-void FreeHuge(void* memory);
+/// Frees memory of AllocateHuge(), whose argument `bytes` must be.
+void FreeHuge(void* memory, size_t bytes);
 
 /// Allocator of large arrays for std::vector. resize() leaves new elements uninitialized.
 template <typename T>
@@ -24,7 +29,7 @@ struct HugePageAllocator {
   template <typename U>
   HugePageAllocator(const HugePageAllocator<U>&) {}  // NOLINT: as std::allocator
   T* allocate(size_t count) { return static_cast<T*>(AllocateHuge(count * sizeof(T))); }
-  void deallocate(T* memory, size_t) { FreeHuge(memory); }
+  void deallocate(T* memory, size_t count) { FreeHuge(memory, count * sizeof(T)); }
   template <typename U>
   void construct(U* at) {
     ::new (static_cast<void*>(at)) U;

@@ -190,5 +190,34 @@ TEST(HugePageAllocator, KeepsValuesOfSmallAndLargeVectors) {
   EXPECT_EQ(small[0], 1);
 }
 
+TEST(HugePageAllocator, UsesFreedBlocksOfTheSameSizeFirst) {
+  constexpr size_t kSize = 3 * kHugePage;
+  void* first = AllocateHuge(kSize);
+  FreeHuge(first, kSize);
+  void* other = AllocateHuge(kSize + kHugePage);
+  EXPECT_NE(other, first);
+  void* again = AllocateHuge(kSize - 1);  // both have three huge pages
+  EXPECT_EQ(again, first);
+  FreeHuge(again, kSize - 1);
+  FreeHuge(other, kSize + kHugePage);
+}
+
+TEST(HugePageAllocator, KeepsABoundedNumberOfFreedBytes) {
+  constexpr size_t kBlocks = kKeptHugeBytes / kHugePage + 3;
+  std::vector<void*> blocks;
+  for (size_t i = 0; i < kBlocks; ++i) blocks.push_back(AllocateHuge(kHugePage));
+  for (void* block : blocks) FreeHuge(block, kHugePage);
+  // The last ones are kept; those before them were freed.
+  for (size_t i = 0; i < kKeptHugeBytes / kHugePage; ++i) {
+    void* block = AllocateHuge(kHugePage);
+    EXPECT_EQ(block, blocks[kBlocks - 1 - i]);
+    blocks[kBlocks - 1 - i] = nullptr;
+    std::free(block);
+  }
+  void* large = AllocateHuge(kKeptHugeBytes + 1);
+  static_cast<char*>(large)[kKeptHugeBytes] = 1;
+  FreeHuge(large, kKeptHugeBytes + 1);
+}
+
 }  // namespace
 }  // namespace moesaic::runtime

@@ -387,9 +387,9 @@ constexpr Directive kDirectives[] = {
     {"transfer_cost", "MICROSECONDS_PER_TOKEN [LATENCY]", "0 2ms",
      "With separate prefill: time to move the KV of a token to a decode engine, and of a transfer without "
      "tokens. The policy `moesaic` adds them to the predicted time of a prefill engine, for the tokens that "
-     "no decode engine of its group has, and to that of a decode engine, for the tokens that it does not "
-     "have. With 0, it chooses the decode engine that has most of the prompt among those whose predicted "
-     "steps differ by less than 5%.",
+     "no decode engine of its group has. To the predicted step of a decode engine it adds a hundredth of "
+     "the time per token, for the tokens that the engine does not have: an answer is taken to have 100 "
+     "tokens.",
      SetTransferCost},
     {"shed", "on | off", "off", "Lets the policy answer 429 to requests that cannot meet the `slo`.",
      SetShed},

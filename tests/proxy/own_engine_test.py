@@ -62,6 +62,7 @@ class OwnEngines(ProxyTest):
         proxy = self.proxy(self.pool())
         system = "You answer in one word. " * 20
         until(lambda: all(engine["index"] == "exact" for engine in proxy.state()["engines"]), what=proxy.state)
+        known = proxy.state()["index"]["memberships"]  # blocks of other tests
         cached, predicted, common, prompts = [], [], [], []  # common: tokens that the prompt shares with one before
         for question in ("What is the capital of France?", "What is the capital of Spain?", "What is 1 + 1?"):
             body = {"model": "moesaic-tiny", "max_tokens": 4,
@@ -78,9 +79,11 @@ class OwnEngines(ProxyTest):
             cached.append(usage["prompt_tokens_details"]["cached_tokens"])
             predicted.append(int(proxy.access(len(prompts))[-1][17]))
             # The engine's events arrive after its answer.
-            until(lambda: proxy.state()["index"]["memberships"] >= 2, what=proxy.state)
+            until(lambda: proxy.state()["index"]["memberships"] >= known + 2, what=proxy.state)
         self.assertTrue(all(count >= BLOCK for count in common[1:]), common)
-        self.assertEqual(cached, common)  # the engine also copies the tokens of a block that differs later
+        # The engine also copies the tokens of a block that differs later. The first prompt may begin as one of another test.
+        self.assertLess(cached[0], BLOCK)
+        self.assertEqual(cached[1:], common[1:])
         self.assertEqual(predicted, [tokens // BLOCK * BLOCK for tokens in common])
         state = proxy.idle()
         self.assertEqual(state["tokens"]["cached"], sum(cached))
@@ -149,7 +152,7 @@ class OwnEngines(ProxyTest):
                 self.assertEqual((status, json.loads(text)), wanted)
         state = proxy.idle()
         self.assertEqual(state["outcomes"]["failed"], len(bodies))
-        self.assertEqual([engine["state"] for engine in state["engines"]], ["enabled"] * 2)  # no engine is to blame
+        self.assertEqual([engine["state"] for engine in state["engines"]], ["enabled"] * 2)  # no breaker opened
 
     def test_an_engine_stops_when_the_client_leaves(self):
         proxy = self.proxy(self.pool())

@@ -11,6 +11,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -58,9 +59,18 @@ def main():
     except (subprocess.SubprocessError, OSError) as error:
         return missing("Node.js, npm, or a package", error)
     with serving() as server:
-        return subprocess.run(["node", folder / script.name], timeout=TEST_SECONDS,
-                              env={**os.environ, "MOESAIC_URL": server.url, "MOESAIC_MODEL": str(MODEL), "MOESAIC_OUT": str(folder),
-                                   "CHROMIUM": browser, "MOESAIC_PATIENCE_MS": str(round(1000 * STEP_SECONDS))}).returncode
+        test = subprocess.Popen(["node", folder / script.name], start_new_session=True,
+                                env={**os.environ, "MOESAIC_URL": server.url, "MOESAIC_MODEL": str(MODEL), "MOESAIC_OUT": str(folder),
+                                     "CHROMIUM": browser, "MOESAIC_PATIENCE_MS": str(round(1000 * STEP_SECONDS))})
+        try:
+            return test.wait(TEST_SECONDS)
+        finally:
+            if test.poll() is None:
+                os.killpg(test.pid, signal.SIGTERM)  # programs that it started end too, and the nginx of a proxy with it
+                try:
+                    test.wait(patient(10))
+                except subprocess.TimeoutExpired:
+                    test.kill()
 
 
 if __name__ == "__main__":

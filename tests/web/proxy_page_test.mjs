@@ -12,7 +12,8 @@ import { DESK, ON_PHONE, noSidewaysScroll, shot, withPage } from "./browser.mjs"
 
 const BINARY = process.env.MOESAIC_BINARY;
 const MODULE = process.env.MOESAIC_NGINX_MODULE ?? join(dirname(BINARY), "ngx_http_moesaic_module.so");
-const HOST = "127.0.0.1";
+// An address of this process, so that its ports are free, as in tests/proxy/proxying.py.
+const HOST = `127.${64 + ((process.pid >> 16) & 63)}.${(process.pid >> 8) & 255}.${(process.pid & 255) || 1}`;
 const STATE = /\?state$/;
 const STAGES = 9; // without "done"
 const SCREENS = [["desk", { viewport: DESK, colorScheme: "light" }], ["dark", { viewport: DESK, colorScheme: "dark" }],
@@ -62,7 +63,7 @@ before(async () => {
     ...engines.flatMap((engine) => ["--engine", engine])], "ignore");
   base = `http://${HOST}:${port}`;
   while (!(await fetch(`${base}/moesaic/state`).catch(() => ({ ok: false }))).ok) { // with_node.py limits the time
-    assert.equal(proxy.exitCode, null, "the proxy has ended");
+    assert.equal(proxy.exitCode ?? proxy.signalCode, null, "the proxy has ended");
     await sleep(50);
   }
 });

@@ -199,6 +199,23 @@ def test_equals_torch_scatter(package):
                 mine, theirs = (getattr(m, name)(src, i, dim, dim_size=8) for m, i in ((ts, index), (peer, full)))
                 torch.testing.assert_close(mine[0], theirs[0])
                 assert torch.equal(mine[1], theirs[1])
+            size = [8 if i == dim % src.dim() else length for i, length in enumerate(shape)]
+            for name in (
+                "scatter_sum",
+                "scatter_mean",
+                "scatter_mul",
+                "scatter_std",
+                "scatter_logsumexp",
+                "scatter_max",
+                "scatter_min",
+            ):
+                mine, theirs = (
+                    getattr(m, name)(src, i, dim, out=torch.full(size, 0.5)) for m, i in ((ts, index), (peer, full))
+                )
+                if name in ("scatter_max", "scatter_min"):
+                    assert torch.equal(mine[1], theirs[1])
+                    mine, theirs = mine[0], theirs[0]
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     src, ptr = torch.randn(10, 3, generator=generator), torch.tensor([0, 3, 3, 10])
     for kind in ("sum", "mean"):
         mine, theirs = (getattr(m, f"segment_{kind}_csr")(src, ptr) for m in (ts, peer))

@@ -234,9 +234,12 @@ def with_large_bodies(port, documents, large, seconds):
     return times, served[0]
 
 
-def sustain(port, documents, count, seconds, router):
-    """Sends requests on `count` connections, each after the answer to the one before. Returns a dictionary of the results."""
-    connections = [Connection(port) for _ in range(count)]
+def sustain(ports, documents, count, seconds, router):
+    """Sends requests on `count` connections, each after the answer to the one before. Returns a dictionary of the results.
+
+    The connections take turns with the ports.
+    """
+    connections = [Connection(ports[number % len(ports)]) for number in range(count)]
     for connection in connections:  # a router may have several processes
         for text in documents:
             connection.chat(text, b"")
@@ -253,8 +256,8 @@ def sustain(port, documents, count, seconds, router):
                 if status != 200:
                     raise ConnectionError(f"status {status}")
                 i += 1
-        except OSError as error:
-            faults.append(f"port {port}: {error}")
+        except Exception as error:  # a malformed answer too
+            faults.append(f"port {ports[number % len(ports)]}: {error!r}")
     threads = [threading.Thread(target=send, args=(number,)) for number in range(count)]
     before = router.cpu() if router else 0
     for thread in threads:
@@ -269,12 +272,12 @@ def sustain(port, documents, count, seconds, router):
             "processors": (router.cpu() - before) / took if router else 0}
 
 
-def sustain_all(ways, documents, tokens, flags):
-    """Lets the ways take turns, prints a table and returns its numbers."""
+def sustain_all(ways, engines, documents, tokens, flags):
+    """Lets the ways take turns, prints a table and returns its numbers. The direct way uses all engines, as the routers do."""
     rows = {name: [] for name, _, _ in ways}
     for turn in range(flags.rounds):
         for name, port, router in ways[turn % len(ways):] + ways[:turn % len(ways)]:
-            rows[name].append(sustain(port, documents, flags.connections, flags.sustained_seconds, router))
+            rows[name].append(sustain([port] if router else engines, documents, flags.connections, flags.sustained_seconds, router))
     print(f"\n| {flags.connections} connections, {tokens} tokens | requests/s | p50, ms | p99, ms | processors |\n|---|---|---|---|---|")
     for name, results in rows.items():
         cells = [spread([result[key] for result in results]) for key in ("rate", "p50", "p99", "processors")]
@@ -338,7 +341,7 @@ def main():
                 label = "direct (not added)" if name == "direct" else name
                 print(f"| {tokens} | {label} | {spread(row['p50'])} | {spread(row['p99'])} | {spread(row['cpu']) if row['cpu'] else ''} |", flush=True)
         if flags.connections > 0:
-            results["sustained"] = sustain_all(ways, [document(i, int(max(flags.tokens) / rate)) for i in range(DOCUMENTS)],
+            results["sustained"] = sustain_all(ways, engines, [document(i, int(max(flags.tokens) / rate)) for i in range(DOCUMENTS)],
                                                max(flags.tokens), flags)
         if flags.kv_events:
             prompt, cached = totals(routers[0])

@@ -17,9 +17,6 @@
 namespace moesaic::app {
 namespace {
 
-// Far larger than every cache, and half a second of reading.
-constexpr int64_t kProbeBytesPerThread = 256 << 20;
-
 struct BenchFlags {
   ModelFlags model;
   std::vector<int> prompts = {512};
@@ -176,7 +173,7 @@ Status RunWithThreads(const BenchFlags& options, Session& session, const Threads
   const std::vector<BenchCase> cases = CasesOf(options);
   runtime::ThreadPool& threads = *run.pool;
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
-                   runtime::MeasureReadBandwidth(&threads, kProbeBytesPerThread));
+                   runtime::MeasureReadBandwidth(&threads, runtime::kProbeBytes));
   Tell("{} threads read {:.1f} GB/s; kernels {}\n", threads.size(), bandwidth.all_threads / 1e9,
        run.kernels.tuning);
   ASSIGN_OR_RETURN(const engine::SparsityOptions sparsity, options.model.sparsity.Resolve());

@@ -31,8 +31,6 @@ struct DoctorFlags {
   bool json = false;
 };
 
-constexpr int64_t kProbeBytes = int64_t{256} << 20;  // per thread: far more than any cache
-
 struct Speeds {
   int threads = 0;
   runtime::ReadBandwidth read;
@@ -42,7 +40,7 @@ struct Speeds {
 StatusOr<Speeds> Measure(const runtime::CpuFeatures& cpu) {
   ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = 0, .pin = true}));
   Speeds speeds{.threads = pool->size(), .read = {}, .dots = {}};
-  ASSIGN_OR_RETURN(speeds.read, runtime::MeasureReadBandwidth(pool.get(), kProbeBytes));
+  ASSIGN_OR_RETURN(speeds.read, runtime::MeasureReadBandwidth(pool.get(), runtime::kProbeBytes));
   speeds.dots = kernels::MeasureDotPeaks(cpu, pool.get());
   return speeds;
 }

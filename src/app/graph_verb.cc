@@ -31,9 +31,6 @@ struct GraphFlags {
   bool json = false;
 };
 
-// Bytes that the bandwidth probe reads per thread: more than its share of most last-level caches.
-constexpr int64_t kGraphProbeBytes = int64_t{128} << 20;
-
 struct OperatorTime {
   std::string name;
   double median_ms = 0, min_ms = 0;
@@ -135,14 +132,15 @@ Status RunGraphBench(const GraphFlags& options) {
   ASSIGN_OR_RETURN(const auto workspace, graph::Workspace::Create(options.threads, cpu));
   const graph::Context ctx = workspace->context();
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
-                   runtime::MeasureReadBandwidth(ctx.exec.pool, kGraphProbeBytes));
+                   runtime::MeasureReadBandwidth(ctx.exec.pool, runtime::kProbeBytes));
   const double read_rate = bandwidth.all_threads / 1e9;
   ASSIGN_OR_RETURN(const std::vector<OperatorTime> times, MeasureAll(options, ctx));
   nlohmann::ordered_json all = {{"nodes", options.nodes},          {"edges", options.edges},
                                 {"columns", options.columns},      {"dtype", options.dtype},
                                 {"threads", workspace->threads()}, {"kernels", ctx.graph->name},
                                 {"read_gb_per_s", read_rate}};
-  std::vector<std::vector<std::string>> rows = {{"operator", "median ms", "best ms", "GB/s", "of a read"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"operator", "median ms", "best ms", "GB/s", "share of read"}};
   for (const OperatorTime& time : times) {
     const double rate = time.bytes > 0 ? time.bytes / time.median_ms / 1e6 : 0;
     rows.push_back({time.name, fmt::format("{:.3f}", time.median_ms), fmt::format("{:.3f}", time.min_ms),

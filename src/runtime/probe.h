@@ -10,6 +10,9 @@
 
 namespace moesaic::runtime {
 
+/// Bytes per thread that are far more than any cache.
+constexpr int64_t kProbeBytes = int64_t{256} << 20;
+
 struct ReadBandwidth {
   double one_thread = 0;   // bytes per second, the calling thread alone
   double all_threads = 0;  // bytes per second, all workers reading their own parts simultaneously
@@ -17,7 +20,7 @@ struct ReadBandwidth {
 
 /// Reads `bytes_per_thread` of huge-page memory per thread several times and returns the best pass, because
 /// other processes only ever slow it down. Choose a size far beyond the caches, otherwise this measures them:
-/// 256 MiB per thread takes about half a second. Fails if the memory cannot be allocated.
+/// kProbeBytes take about half a second. Fails if the memory cannot be allocated.
 StatusOr<ReadBandwidth> MeasureReadBandwidth(ThreadPool* pool, int64_t bytes_per_thread);
 
 /// Reads the memory once in order, each worker a part of it. Time it next to a kernel on machines where the

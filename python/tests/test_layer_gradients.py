@@ -266,7 +266,8 @@ def test_edge_perceptrons_equal_pytorch(reduce):
 
 @pytest.mark.parametrize(("weight_dtype", "bound"), [("bfloat16", 0.01), ("int8", 0.022)])
 def test_gradients_of_rounded_weights_are_close(weight_dtype, bound):
-    # Rounded weights multiply gradients and hidden values, which are rounded too: twice the bounds of test_layers.py.
+    # Two products forward and two backward have at most eight roundings. Their standard deviation is 0.45% (int8: 1.1%)
+    # of a typical value, as in layers_test.cc. The bounds are twice that for the largest gradient, more for others.
     parameters, src, dst, inputs = edge_perceptron(torch.Generator().manual_seed(4))
     plan, leaves = graph.Graph(src, dst, 7, 6), [*inputs, *parameters.values()]
     grads = [

@@ -17,7 +17,7 @@ WIDTH, ROW, TOP, RIGHT, LETTER = 320, 22, 34, 70, 6.8  # pixels: bars, a row, ab
 
 # File, first cells of the table's header, title. Bounds are no peers: their rows are left out.
 TABLES = (
-    ("science-operators", ("operator", "ours (ms)"), "PyTorch's time / ours, operators, one thread (A: 512 x 64 x 256, B: 50k, 1M x 64)"),
+    ("science-operators", ("operator", "threads"), "PyTorch's time / ours, operators (A: 512 x 64 x 256, B: 50k, 1M x 64)"),
     ("science-layers", ("layer", "threads"), "PyTorch eager's time / ours, layers"),
     ("science-memory", ("layer, 512 residues, one thread",), "PyTorch eager's memory / ours"),
 )
@@ -56,8 +56,8 @@ def bars(page, header):
     """Yields label, ratio as the table has it, its quartiles (or none) and target (or none)."""
     before = {}
     for row in rows_of(page, header):
-        for key, value in row.items():  # an empty first cell repeats that of the row above
-            if value == "" and key == header[0]:
+        for key, value in row.items():  # an empty first cell, or number of threads, repeats that of the row above
+            if value == "" and key in header:
                 row[key] = before[key]
         before = row
         label = row[header[0]]

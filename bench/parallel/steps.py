@@ -238,6 +238,9 @@ def chosen_layouts(parser, arguments):
             if not any(name in table for table in tables.values()):
                 parser.error(f"--layouts: {name} is no layout of {', '.join(arguments.experiments)}"
                              f"{'' if arguments.hybrids else ' without --hybrids'}")
+        for experiment, table in tables.items():
+            if not table:
+                parser.error(f"--layouts: none is a layout of {experiment}")
     if arguments.layers is None:
         return tables
     if arguments.experiments != ["three-way"] or arguments.layers < 1:
@@ -258,7 +261,7 @@ def main():
                         help="of three-way and deepseek")
     parser.add_argument("--hybrids", action="store_true", help="three-way: all layouts of 16 ranks")
     parser.add_argument("--layouts", nargs="+", metavar="LAYOUT",
-                        help='of three-way and dilated, by the names in their tables, such as "PP8 x TP2" (default: all)')
+                        help='layouts that three-way and dilated simulate, named as in their tables, such as "PP8 x TP2" (default: all)')
     parser.add_argument("--layers", type=int, help="three-way: simulate that many layers, all with experts (default: all 61)")
     parser.add_argument("--narrow", type=int, default=16, help="factor by which simulated hidden states are narrower (16)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")

@@ -134,7 +134,8 @@ class RankMemory(unittest.TestCase):
                     self.assertGreater(size, 0.9 * part, f"rank {rank}")
 
     def test_ranks_map_their_parts_alone(self):
-        for layout, flags in (("tp=2", ("-tp", "2")), ("pp=2,layers=3+5", ("-pp", "2", "--layer-split", "3,5"))):
+        for layout, flags in (("tp=2", ("-tp", "2")), ("pp=2,layers=3+5", ("-pp", "2", "--layer-split", "3,5")),
+                              ("dp=2,ep=2", ("-dp", "2", "-ep"))):
             with self.subTest(layout=layout):
                 packed = self.folder / "parts.moesaic"
                 run("convert", self.model, "--layout", layout, "--out", packed, "--force")

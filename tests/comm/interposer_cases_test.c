@@ -4,9 +4,12 @@
 // other-sends NUMBER | crosses once | crosses often].
 //   huge                 sends parts of more than 2^31 bytes
 //   sends, other-sends   expect this, or another, number of messages from each rank in an AllReduce of 16 KiB
+//                        (0: and that the library says that it passes calls to MPI)
 //   crosses              expects that an AllReduce of 1 MiB on 4 ranks sends the vector once, or more often,
 //                        from each pair of ranks (0 and 1, 2 and 3) to the other pair
+#define _GNU_SOURCE  // dladdr
 #include <complex.h>
+#include <dlfcn.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -14,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { kMaxRanks = 16, kElements = 60, kMaxBytes = 1 << 16, kThreads = 3 };
 
@@ -435,13 +439,36 @@ static void Huge(void) {
   free(in), free(out);
 }
 
+// Calls MPI_Allreduce and returns whether it printed that calls are passed to MPI.
+static bool TellsThatCallsArePassed(const int* in, int* out, int count) {
+  FILE* const printed = tmpfile();
+  if (printed == NULL) return false;
+  const int standard_error = dup(STDERR_FILENO);
+  dup2(fileno(printed), STDERR_FILENO);
+  MPI_Allreduce(in, out, count, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  dup2(standard_error, STDERR_FILENO);
+  close(standard_error);
+  char text[4096];
+  rewind(printed);
+  text[fread(text, 1, sizeof(text) - 1, printed)] = '\0';
+  fclose(printed);
+  fputs(text, stderr);
+  char expected[100];
+  snprintf(expected, sizeof(expected), "libmoesaic_mpi: rank %d passes calls to MPI: ", rank);
+  return strstr(text, expected) != NULL;
+}
+
 // The number of messages tells which algorithm the library has chosen.
 static void SendsOfAllReduce(int expected, bool is_equal) {
   enum { kCount = 4096 };
   static int in[kCount], out[kCount];
   for (int i = 0; i < kCount; ++i) in[i] = i + rank;
   sends = 0;
-  MPI_Allreduce(in, out, kCount, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  if (is_equal && expected == 0) {
+    Expect(TellsThatCallsArePassed(in, out, kCount), "the reason why calls are passed to MPI");
+  } else {
+    MPI_Allreduce(in, out, kCount, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  }
   Expect(is_equal ? sends == expected : sends != expected && sends > 0, "messages of MPI_Allreduce");
   int equal = 1;
   for (int i = 0; i < kCount; ++i) equal &= out[i] == size * i + size * (size - 1) / 2;
@@ -494,9 +521,18 @@ static int AtFinalize(MPI_Comm comm, int key, void* value, void* extra) {
   return MPI_SUCCESS;
 }
 
+static const char* LibraryOf(void* function) {
+  Dl_info info;
+  return dladdr(function, &info) != 0 ? info.dli_fname : "unknown";
+}
+
 int main(int argc, char** argv) {
   int provided, key, all = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  if (strstr(LibraryOf(dlsym(RTLD_DEFAULT, "MPI_Allreduce")), "libmoesaic_mpi") == NULL) {
+    fprintf(stderr, "libmoesaic_mpi.so is not preloaded\n");
+    MPI_Abort(MPI_COMM_WORLD, 2);
+  }
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, AtFinalize, &key, NULL);

@@ -13,6 +13,7 @@ namespace moesaic::parallel {
 namespace {
 
 constexpr double kMaxSpread = 5;
+constexpr int kCorrelationSteps = 16;  // of a bisection
 
 // Quantile of the standard normal distribution by bisection of its distribution function.
 double NormalQuantile(double probability) {
@@ -86,19 +87,67 @@ std::vector<double> LoadsOf(Skew skew, double spread, std::vector<double> normal
   return normal;
 }
 
-// `count` load vectors whose loads correlate pairwise.
-std::vector<std::vector<double>> CorrelatedLoads(const GeneratorOptions& options, double spread, int count,
-                                                 double correlation, Random& random) {
-  const double near = LogCorrelation(correlation, options.skew == Skew::kLogNormal ? spread : 1);
-  std::vector<double> shared(options.experts);
-  for (double& value : shared) value = random.Normal();
+// Correlation of two load vectors; 0 if the loads of one are equal.
+double PairCorrelation(std::span<const double> x, std::span<const double> y) {
+  const auto count = static_cast<double>(x.size());
+  const double mean_x = std::accumulate(x.begin(), x.end(), 0.0) / count;
+  const double mean_y = std::accumulate(y.begin(), y.end(), 0.0) / count;
+  double xy = 0, xx = 0, yy = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    xy += (x[i] - mean_x) * (y[i] - mean_y);
+    xx += (x[i] - mean_x) * (x[i] - mean_x);
+    yy += (y[i] - mean_y) * (y[i] - mean_y);
+  }
+  return xx > 0 && yy > 0 ? xy / std::sqrt(xx * yy) : 0;
+}
+
+// Load vectors from normal variables that they share, and own ones, which give each pair of vectors the
+// correlation `near` of normal variables.
+std::vector<std::vector<double>> MixedLoads(const GeneratorOptions& options, double spread, double near,
+                                            std::span<const double> shared,
+                                            const std::vector<std::vector<double>>& own) {
   std::vector<std::vector<double>> loads;
-  for (int i = 0; i < count; ++i) {
-    std::vector<double> normal = shared;
-    for (double& value : normal) value = std::sqrt(near) * value + std::sqrt(1 - near) * random.Normal();
+  for (std::vector<double> normal : own) {
+    for (size_t e = 0; e < shared.size(); ++e)
+      normal[e] = std::sqrt(near) * shared[e] + std::sqrt(1 - near) * normal[e];
     loads.push_back(LoadsOf(options.skew, spread, std::move(normal)));
   }
   return loads;
+}
+
+// Load vectors of a power law; the first ones have the mean correlation `loads` with their neighbours. No
+// formula gives the correlation of the normal variables, so it is bisected for these variables.
+std::vector<std::vector<double>> PowerLawLoads(const GeneratorOptions& options, double spread, double loads,
+                                               std::span<const double> shared,
+                                               const std::vector<std::vector<double>>& own) {
+  const std::vector<std::vector<double>> first(own.begin(),
+                                               own.begin() + std::min<std::ptrdiff_t>(8, std::ssize(own)));
+  double low = 0, high = 1;
+  for (int step = 0; step < kCorrelationSteps; ++step) {
+    const double middle = (low + high) / 2;
+    const std::vector<std::vector<double>> mixed = MixedLoads(options, spread, middle, shared, first);
+    double sum = 0;
+    for (size_t i = 1; i < mixed.size(); ++i) sum += PairCorrelation(mixed[i - 1], mixed[i]);
+    (sum < loads * static_cast<double>(mixed.size() - 1) ? low : high) = middle;
+  }
+  return MixedLoads(options, spread, high, shared, own);
+}
+
+// `count` load vectors whose loads correlate pairwise. Profiles of a power law correlate as log-normal loads
+// of sigma 1 would.
+std::vector<std::vector<double>> CorrelatedLoads(const GeneratorOptions& options, double spread, int count,
+                                                 double correlation, Random& random) {
+  std::vector<double> shared(options.experts);
+  for (double& value : shared) value = random.Normal();
+  std::vector<std::vector<double>> own(count, std::vector<double>(options.experts));
+  for (std::vector<double>& normal : own) {
+    for (double& value : normal) value = random.Normal();
+  }
+  const bool power_law = options.skew == Skew::kPowerLaw;
+  if (power_law && options.drift == Drift::kIndependent && count > 1)
+    return PowerLawLoads(options, spread, correlation, shared, own);
+  const double near = LogCorrelation(correlation, power_law ? 1 : spread);
+  return MixedLoads(options, spread, near, shared, own);
 }
 
 // Shares of profiles in each workload: normalised exponential variables, equal in all layers.
@@ -248,16 +297,7 @@ double LoadCorrelation(const LoadMatrix& a, const LoadMatrix& b) {
   for (int layer = 0; layer < a.layers; ++layer) {
     if (!HasTokens(a, layer) || !HasTokens(b, layer)) continue;
     ++layers;
-    const std::span<const double> x = a.layer(layer), y = b.layer(layer);
-    const double mean_x = std::accumulate(x.begin(), x.end(), 0.0) / a.experts;
-    const double mean_y = std::accumulate(y.begin(), y.end(), 0.0) / a.experts;
-    double xy = 0, xx = 0, yy = 0;
-    for (int i = 0; i < a.experts; ++i) {
-      xy += (x[i] - mean_x) * (y[i] - mean_y);
-      xx += (x[i] - mean_x) * (x[i] - mean_x);
-      yy += (y[i] - mean_y) * (y[i] - mean_y);
-    }
-    sum += xx > 0 && yy > 0 ? xy / std::sqrt(xx * yy) : 0;
+    sum += PairCorrelation(a.layer(layer), b.layer(layer));
   }
   return layers > 0 ? sum / layers : 0;
 }

@@ -30,10 +30,11 @@ struct GeneratorOptions {
   Skew skew = Skew::kLogNormal;
   double spread = 0.9;               ///< sigma or alpha of the middle layer, of each profile
   double spread_range = 0.2;         ///< relative difference of the first and last layer's spread to it
-  std::vector<double> spreads = {};  ///< that of each layer, instead of these two; empty: these
+  std::vector<double> spreads = {};  ///< sigma or alpha of each layer; empty: from spread and spread_range
   Drift drift = Drift::kMixtures;
-  int profiles = 4;                     ///< of mixtures, whose shares are uniform on the simplex
-  double correlation = 0.83;            ///< of two workloads' loads, on average
+  int profiles = 4;  ///< of mixtures, whose shares are uniform on the simplex
+  /// Of two workloads' loads, on average. Mixtures of power laws have another one, which depends on alpha.
+  double correlation = 0.83;
   double tokens_per_layer = 4'000'000;  ///< tokens times experts per token
   uint64_t seed = 1;
 };

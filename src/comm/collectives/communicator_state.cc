@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "comm/transport/buffer_overlap.h"
 
 namespace moesaic::comm {
 namespace {
@@ -25,10 +26,6 @@ constexpr double kDeadGrace = 0.25;
 // The time limit begins a few polls after a call, so that calls which end at once do not read the clock.
 constexpr int kCallsBeforeClock = 4;
 constexpr int kCallsBetweenClocks = 64;  // reading the clock takes as long as a look at the transfers
-
-bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return !a.empty() && !b.empty() && a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
-}
 
 uint64_t HashOf(std::span<const int64_t> counts) {
   uint64_t hash = 14695981039346656037ULL;  // FNV-1a over words
@@ -134,7 +131,7 @@ std::optional<Status> Communicator::State::TryExchange(std::span<const std::byte
   const auto element_bytes = static_cast<size_t>(cached.plan->request.element_bytes);
   if (!IsAligned(input, element_bytes) || !IsAligned(output, element_bytes)) return std::nullopt;
   const bool in_place = input.data() == output.data();
-  if (!in_place && Overlap(input, output)) return std::nullopt;
+  if (!in_place && SharedOffset(input, output)) return std::nullopt;
   if (in_place) exchange_term.resize(input.size());
   const std::span<std::byte> received = in_place ? std::span(exchange_term) : output;
   ++sequence;
@@ -223,9 +220,9 @@ StatusOr<PendingCall*> Communicator::State::Begin(PlanRequest request, std::span
     }
   }
   const bool in_place = request.collective == Collective::kAllReduce && input.data() == output.data();
-  if (!in_place && Overlap(input, output)) {
+  if (const auto shared = SharedOffset(input, output); shared && !in_place) {
     return InvalidArgument("{}: rank {}: input and output must not overlap; they share bytes from offset {}",
-                           name, rank, std::max<int64_t>(0, input.data() - output.data()));
+                           name, rank, *shared);
   }
   const auto size = static_cast<size_t>(request.element_bytes);
   if (!IsAligned(input, size) || !IsAligned(output, size)) {

@@ -4,6 +4,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "comm/transport/buffer_overlap.h"
+
 namespace moesaic::comm {
 namespace {
 
@@ -11,12 +13,6 @@ namespace {
 // with: a rank between them may have stopped. It is long enough for a rank that ended its work to leave
 // without being reported.
 constexpr double kFaultGraceS = 0.25;
-
-// Sums are stored while rows of later tokens are still read.
-bool SharesBytes(std::span<const std::byte> rows, std::span<const std::byte> sums) {
-  return !rows.empty() && !sums.empty() && rows.data() < sums.data() + sums.size() &&
-         sums.data() < rows.data() + rows.size();
-}
 
 Status CheckOptions(const Transport& transport, const Topology& topology, const ExpertMap& map, int hidden,
                     const ExchangeOptions& options) {
@@ -248,8 +244,12 @@ StatusOr<std::shared_ptr<RowCombine>> ExpertExchange::StartCombine(const Payload
     return InvalidArgument("exchange: the output must be f32 or bf16, found {}", PayloadName(out.payload));
   }
   RETURN_IF_ERROR(CheckRows({out.payload, out.data, {}}, handle.tokens(), state_.hidden, "output"));
-  if (SharesBytes(y.data, out.data)) {
-    return InvalidArgument("exchange: y and the output of a combine must not overlap; pass another output");
+  // Sums are stored while rows of later tokens are still read.
+  if (const auto shared = SharedOffset(y.data, out.data); shared) {
+    return InvalidArgument(
+        "exchange: y and the output of a combine must not overlap, but share bytes from offset {} of the "
+        "output; pass another output",
+        *shared);
   }
   auto operation = std::make_shared<RowCombine>(state_, y, out, handle.route_, memory_.Take());
   RETURN_IF_ERROR(operation->Start());

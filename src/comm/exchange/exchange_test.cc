@@ -330,8 +330,10 @@ TEST(ExchangeTest, MalformedInputNamesTheTokenAndTheSlot) {
       return exchange->Combine(RowsOf(std::span<const float>(both).first(10)), got->handle(),
                                OutputOf(std::span(both).subspan(2 * output_row, 6)));
     };
-    EXPECT_EQ(Message(combine(4)),
-              "exchange: y and the output of a combine must not overlap; pass another output");
+    EXPECT_EQ(
+        Message(combine(4)),
+        "exchange: y and the output of a combine must not overlap, but share bytes from offset 0 of the "
+        "output; pass another output");
     EXPECT_EQ(combine(0).code(), StatusCode::kInvalidArgument);
     std::vector<float> out(6);
     Check(exchange->Combine(RowsOf(std::span<const float>(both).first(10)), got->handle(),

@@ -8,6 +8,7 @@
 
 #include "parallel/placement/baseline_slots.h"
 #include "parallel/placement/bounded_input.h"
+#include "parallel/placement/load_matrix.h"
 
 namespace moesaic::parallel {
 namespace {
@@ -105,6 +106,10 @@ Status CheckCostModel(const CostModel& model, int experts, int ranks) {
   for (const LinkLevel& level : model.levels) {
     if (level.groups < 1 || ranks % level.groups != 0)
       return InvalidArgument("groups of a level must divide the {} ranks, found {}", ranks, level.groups);
+    // Each thread has the tokens between all pairs of groups.
+    if (int64_t{level.groups} * level.groups > kMaxLoadValues)
+      return InvalidArgument("groups times groups of a level must be at most {}, found {} groups",
+                             kMaxLoadValues, level.groups);
     RETURN_IF_ERROR(Range("bytes_per_s of a level", level.bytes_per_s, 1, kMaxRate));
   }
   return OkStatus();

@@ -337,6 +337,10 @@ TEST(CostFile, ReadsAllMembersAndNamesWrongOnes) {
   EXPECT_EQ(message(R"({"batch_tokens": 1, "tile_s": 1, "levels": [1]})"),
             "cost.json: levels must be objects");
   EXPECT_EQ(CheckCostModel(*model, 256, 30).message(), "groups of a level must divide the 30 ranks, found 4");
+  CostModel many = *model;
+  many.levels[0].groups = 32768;
+  EXPECT_EQ(CheckCostModel(many, 256, 65536).message(),
+            "groups times groups of a level must be at most 33554432, found 32768 groups");
 }
 
 TEST(CostFile, DamagedFilesEndInAnErrorOrAModel) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -162,6 +161,8 @@ class Planner {
     speed_ = std::accumulate(speeds_.begin(), speeds_.end(), 0.0);
     for (const LoadMatrix& workload : workloads) loads_.push_back(ScaledLoad(workload, speed_));
     if (options.cost != nullptr) time_.emplace(*options.cost);
+    if (options.current == nullptr && (options.cost != nullptr || options.routing != nullptr))
+      sum_ = SumOfLoads(loads_);
     kept_ = static_cast<int>(std::ceil(options.quantile * static_cast<double>(loads_.size()) - 1e-9));
   }
 
@@ -190,11 +191,10 @@ class Planner {
               [&](int layer) { result.placement.layers[layer] = PlanLayer(layer, options_.slots).layer; });
     }
     if (OrdersRanks()) {
-      const LoadMatrix sum = SumOfLoads(loads_);
       ForEach(layers, [&](int layer) {
         LayerPlacement& planned = result.placement.layers[layer];
         if (!Stopped())
-          planned = OrderRanks(std::move(planned), sum.layer(layer), options_.speeds, options_.nodes,
+          planned = OrderRanks(std::move(planned), sum_.layer(layer), options_.speeds, options_.nodes,
                                *options_.routing);
       });
     }
@@ -324,16 +324,11 @@ class Planner {
   // placement in use, all experts of exchanged ranks would move.
   void OrderForLinks(int layer, LayerPlan& plan) {
     if (options_.current != nullptr) return;
-    std::vector<double> sum(loads_.front().experts, 0);
-    for (const LoadMatrix& load : loads_) {
-      const std::span<const double> tokens = load.layer(layer);
-      std::ranges::transform(sum, tokens, sum.begin(), std::plus<>());
-    }
     for (const LinkLevel& level : options_.cost->levels) {
       if (level.groups == std::ssize(plan.layer)) continue;  // groups of one rank: any order is the same
       if (Stopped()) return;
       LayerPlacement ordered =
-          OrderRanks(plan.layer, sum, options_.speeds, level.groups, options_.cost->routing);
+          OrderRanks(plan.layer, sum_.layer(layer), options_.speeds, level.groups, options_.cost->routing);
       const double seconds = PredictedSeconds(layer, ordered);
       if (seconds < plan.worst) plan = {.layer = std::move(ordered), .worst = seconds};
     }
@@ -541,6 +536,7 @@ class Planner {
   std::optional<ExpertTime> time_;
   int kept_ = 1;  // workloads of the quantile
   std::vector<LoadMatrix> loads_;
+  LoadMatrix sum_;              // of loads_, for the order of ranks
   std::vector<double> levels_;  // extra replicas of a layer per rank, among which the budget chooses
   std::atomic<bool> stopped_ = false;
   std::mutex mutex_;

@@ -331,6 +331,12 @@ class ExpertBalancerTest : public testing::Test {
     load_ = later;
     Begin(expert_share);
   }
+  // Ends the wait of a plan, whose thread the balancer joins.
+  void TearDown() override { Continue(); }
+  void Continue() {
+    continues_ = true;
+    continues_.notify_all();
+  }
   void Step() {
     StepBatch batch;
     const std::vector<int32_t> tokens = {1}, table = {0};
@@ -342,6 +348,7 @@ class ExpertBalancerTest : public testing::Test {
   std::shared_ptr<Lockstep> lockstep_ = std::make_shared<Lockstep>(1);
   std::vector<MovingExecutor*> ranks_;
   std::vector<std::unique_ptr<Executor>> members_;
+  std::atomic<bool> continues_ = false;  // a plan that waits for it
   std::unique_ptr<ExpertBalancer> balancer_;
   std::shared_ptr<const ExpertLoadStats> load_ = std::make_shared<ExpertLoadStats>(Skewed());
   std::vector<RankStats> work_ = {{.rank = 0}, {.rank = 1}};
@@ -384,16 +391,14 @@ TEST_F(ExpertBalancerTest, CountsAPlanWhenItsResultIsKnown) {
 }
 
 TEST_F(ExpertBalancerTest, APlanThatTakesTooLongFailsAndTheNextOneIsMade) {
-  std::atomic<bool> continues = false;
-  Make({.interval_s = 60, .plan_limit_s = 5, .before_plan = [&continues] { continues.wait(false); }});
+  Make({.interval_s = 60, .plan_limit_s = 5, .before_plan = [this] { continues_.wait(false); }});
   Work();
   Poll();
   ASSERT_EQ(balancer_->stats().state, "planning");
   now_ += std::chrono::seconds(6);
   Poll();
   EXPECT_EQ(balancer_->stats().state, "planning") << "the thread has not ended yet";
-  continues = true;
-  continues.notify_all();
+  Continue();
   Wait();
   EXPECT_EQ(balancer_->stats().state, "idle");
   EXPECT_EQ(balancer_->stats().failed_plans, 1);

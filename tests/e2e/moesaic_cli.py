@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import select
 import shutil
 import signal
 import socket
@@ -72,6 +73,19 @@ def wait_until_caught(process):
             return
         time.sleep(0.005)
     raise AssertionError("the process does not handle SIGINT")
+
+
+def read_until(stream, text):
+    """Returns what a process writes to a pipe until it contains `text` or ends. A later communicate() returns the rest."""
+    output, deadline = b"", time.monotonic() + limit()
+    while text.encode() not in output:
+        if not select.select([stream], [], [], max(0, deadline - time.monotonic()))[0]:
+            raise AssertionError(f"{text} is not in {output.decode(errors='replace')}")
+        part = os.read(stream.fileno(), 1 << 16)
+        if not part:
+            break
+        output += part
+    return output.decode(errors="replace")
 
 
 def until_interrupted(attempt, undo, code=130):

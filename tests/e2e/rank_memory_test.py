@@ -14,7 +14,7 @@ import sys
 import tempfile
 import unittest
 
-from moesaic_cli import BINARY, ROOT, free_port, limit, main, run
+from moesaic_cli import BINARY, ROOT, free_port, limit, main, read_until, run
 
 sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "bench")]
 import make_shapes  # noqa: E402
@@ -160,20 +160,18 @@ class RankMemory(unittest.TestCase):
     def loading(self):
         """Starts a server on two ranks. Returns it, the process of rank 1 and the log when the ranks have met and load the model."""
         command = [str(BINARY), "serve", str(self.model), "--port", "0", "--threads", "1", "-tp", "2"]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.kill)
         log = self.read_until(process, "requests get 503")
         rank, = ranks_test.children(process.pid)
         return process, rank, log
 
-    def read_until(self, process, text):
-        """Returns the log up to the line that contains `text`."""
-        log = ""
-        while text not in log:
-            line = process.stderr.readline()
-            self.assertTrue(line, f"the server ended: {log}")
-            log += line
+    def read_until(self, process, text, log=""):
+        """Returns the log up to the part that contains `text`; `log` is what was read before."""
+        if text not in log:
+            log += read_until(process.stderr, text)
+        self.assertIn(text, log, "the server ended")
         return log
 
     def test_a_rank_that_dies_while_others_load_is_named(self):
@@ -181,7 +179,7 @@ class RankMemory(unittest.TestCase):
         os.kill(rank, signal.SIGKILL)
         _, error = process.communicate(timeout=limit())
         self.assertEqual(process.returncode, 1, error)
-        self.assertIn(f"rank 1 (process {rank}) was killed by signal 9", error)
+        self.assertIn(f"rank 1 (process {rank}) was killed by signal 9", error.decode())
 
     def test_a_rank_that_runs_out_of_memory_is_named(self):
         """The rank gets a limit while it loads. If it has allocated its memory before, the server is ready, and the case is
@@ -191,8 +189,8 @@ class RankMemory(unittest.TestCase):
             status = pathlib.Path(f"/proc/{rank}/status").read_text()
             size = (int(status.split("VmData:")[1].split()[0]) << 10) + (64 << 20)  # less than the rank's weights
             resource.prlimit(rank, resource.RLIMIT_DATA, (size, size))
-            while "ready after" not in log and (line := process.stderr.readline()):
-                log += line
+            if "ready after" not in log:
+                log += read_until(process.stderr, "ready after")
             if "ready after" not in log:
                 break
             process.kill()
@@ -207,14 +205,12 @@ class RankMemory(unittest.TestCase):
         for _ in range(5):
             process, rank, log = self.loading()
             os.kill(rank, signal.SIGSTOP)
-            log += self.read_until(process, "of weights in")
-            stopped = f"rank 1 (process {rank}) was stopped by signal 19"
-            if stopped not in log:
-                log += self.read_until(process, stopped)
+            log = self.read_until(process, "of weights in", log)
+            log = self.read_until(process, f"rank 1 (process {rank}) was stopped by signal 19", log)
             process.send_signal(signal.SIGTERM)
             _, error = process.communicate(timeout=limit())
             until(lambda: ranks_test.ended(rank), limit())
-            if "ready after" not in log + error:
+            if "ready after" not in log + error.decode():
                 break
         self.assertEqual(process.returncode, 128 + signal.SIGTERM, error)
 

@@ -16,7 +16,7 @@ import unittest.mock
 import urllib.request
 
 from moesaic_cli import (BINARY, GOLDEN, MPI, MPI_FLAGS, ROOT, free_port, limit, main, mpirun, needs_mpirun, patient,
-                         read_npy, run, wait_until_caught)
+                         read_npy, read_until, run, wait_until_caught)
 
 sys.path.insert(0, str(ROOT / "tests" / "server"))
 from serving import MODEL, until  # noqa: E402
@@ -435,10 +435,13 @@ class Processes(RanksCase):
                 process, ranks = self.start("-tp", "3")
                 begin = time.monotonic()
                 os.kill(ranks[victim], signal.SIGKILL)
-                _, error = process.communicate(timeout=limit())
+                message = f"rank {victim + 1} (process {ranks[victim]}) was killed by signal 9"
+                error = read_until(process.stderr, message)
+                seconds = time.monotonic() - begin
+                self.assertIn(message, error)
+                self.assertLess(seconds, patient(2))
+                process.communicate(timeout=limit())
                 self.assertEqual(process.returncode, 1)
-                self.assertIn(f"rank {victim + 1} (process {ranks[victim]}) was killed by signal 9", error.decode())
-                self.assertLess(time.monotonic() - begin, patient(2))
                 self.assert_ended(ranks)
 
 

@@ -16,9 +16,10 @@ import unittest
 
 from moesaic_cli import BINARY, ROOT, free_port, limit, main, read_until, run
 
-sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "tests" / "support"), str(ROOT / "bench")]
 import make_shapes  # noqa: E402
 import ranks_test  # noqa: E402
+from control_group import memory_controllers  # noqa: E402
 from serving import Server, until  # noqa: E402
 from terminal import Terminal  # noqa: E402
 
@@ -68,13 +69,6 @@ def resident(pid, path):
         elif counts and words[0] == "Rss:":
             total += int(words[1]) << 10
     return total
-
-
-def memory_controllers():
-    """Yields (folder, limits) of this process's control group with a memory controller, of version 2 or 1."""
-    own = dict(line.split(":", 2)[1:] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines())
-    yield pathlib.Path("/sys/fs/cgroup") / own.get("", "").strip("/"), ("memory.max", "memory.swap.max")
-    yield pathlib.Path("/sys/fs/cgroup/memory") / own.get("memory", "").strip("/"), ("memory.limit_in_bytes",)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,10 @@ import os
 import pathlib
 import sys
 
+from control_group import ROOT, memory_controllers
+
 SKIPPED = 77
-GROUP = pathlib.Path("/sys/fs/cgroup")
+USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}  # by the name of the limit
 
 
 def fields(path):
@@ -18,15 +20,21 @@ def fields(path):
 
 
 def available():
-    """Returns the bytes that processes of this machine, and of this control group, may still take."""
+    """Returns the bytes that processes of this machine, of this control group, and of the groups around it may still take."""
     least = fields(pathlib.Path("/proc/meminfo"))["MemAvailable"] * 1024
-    try:
-        most = int((GROUP / "memory.max").read_text())
-        cached = fields(GROUP / "memory.stat")
-        used = int((GROUP / "memory.current").read_text()) - cached["active_file"] - cached["inactive_file"]
-    except (OSError, ValueError):  # no group of its own, or one without a limit ("max")
-        return least
-    return min(least, most - used)
+    for folder, (limit, *_) in memory_controllers():
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(ROOT):
+                break
+            try:
+                most, used = (int((group / name).read_text()) for name in (limit, USED[limit]))
+                counts = fields(group / "memory.stat")
+            except (OSError, ValueError):  # no such group, or one without a limit ("max")
+                continue
+            prefix = "total_" if "total_active_file" in counts else ""  # of version 1: with the groups inside
+            cached = counts[prefix + "active_file"] + counts[prefix + "inactive_file"]
+            least = min(least, most - used + cached)
+    return least
 
 
 def main():

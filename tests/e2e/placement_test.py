@@ -15,6 +15,7 @@ import zipfile
 
 from moesaic_cli import ROOT, run, until_interrupted
 from terminal import Terminal
+from torch_file import Tensor, write_torch_file
 
 PATTERNS = ROOT.parent / "shared" / "data" / "placement" / "omni"
 
@@ -36,24 +37,12 @@ def read_npy(data):
     return header["shape"], list(struct.unpack(f"<{len(body) // struct.calcsize(code)}{code}", body))
 
 
-def torch_file(path, counts):
-    """A file of torch.save() with the members of SGLang's recorder; `counts` are [windows][layers][experts] on a GPU."""
+def write_recording(path, counts):
+    """Writes a file with the members of SGLang's recorder; `counts` are [windows][layers][experts] on a GPU."""
     shape = len(counts), len(counts[0]), len(counts[0][0])
     values = [value for window in counts for row in window for value in row]
-
-    def text(value):
-        return b"X" + struct.pack("<I", len(value)) + value
-
-    def numbers(*items):
-        return b"(" + b"".join(b"J" + struct.pack("<i", item) for item in items) + b"t"
-    storage = b"(" + text(b"storage") + b"ctorch\nLongStorage\n" + text(b"0") + text(b"cuda:0") + b"J" + struct.pack("<i", len(values)) + b"tQ"
-    tensor = (b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00" + numbers(*shape) + numbers(shape[1] * shape[2], shape[2], 1) +
-              b"\x89ccollections\nOrderedDict\n)RtR")
-    pickled = (b"\x80\x02}(" + text(b"rank") + b"K\x00" + text(b"logical_count") + tensor +
-               text(b"average_utilization_rate_over_window") + b"Nu.")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", pickled)
-        archive.writestr("archive/data/0", struct.pack(f"<{len(values)}q", *values))
+    write_torch_file(path, {"rank": 0, "logical_count": Tensor(shape, values, "LongStorage", "cuda:0"),
+                            "average_utilization_rate_over_window": None})
 
 
 class Placement(unittest.TestCase):
@@ -205,7 +194,7 @@ class Placement(unittest.TestCase):
     def test_the_file_of_sglangs_recorder_is_read(self):
         counts = [[[(7 * e * e + 3 * layer + window) % 101 for e in range(32)] for layer in range(3)] for window in range(2)]
         recorded, load = self.folder / "recorded.pt", self.folder / "load.json"
-        torch_file(recorded, counts)
+        write_recording(recorded, counts)
         load.write_text(json.dumps({"logical_count": counts}))
         for flags in ((), ("--windows",)):
             entries = [json.loads(run("placement", "explain", path, *flags, "--json").stdout) for path in (recorded, load)]

@@ -8,9 +8,9 @@ import shutil
 import struct
 import tempfile
 import unittest
-import zipfile
 
 from moesaic_cli import ROOT, run
+from torch_file import Tensor, write_torch_file
 
 HELIX = ROOT / "examples" / "science" / "helix.pdb"
 LETTERS = "MAEELAKKLEELLKRAVEEAKRLG"
@@ -94,28 +94,9 @@ def protein_mpnn(hidden=128, layers=3):
 
 
 def write_checkpoint(path, tensors, neighbors):
-    """Writes a PyTorch checkpoint: an archive of a pickle (protocol 2) and of a file for each tensor."""
-
-    def text(value):
-        return b"X" + struct.pack("<I", len(value)) + value.encode()
-
-    def integers(values):
-        return b"".join(b"J" + struct.pack("<i", value) for value in values)
-
-    dictionary = b"ccollections\nOrderedDict\n)R"
-    items = b""
-    with zipfile.ZipFile(path, "w") as archive:
-        for i, (name, (shape, values)) in enumerate(tensors.items()):
-            strides = [math.prod(shape[axis + 1:]) for axis in range(len(shape))]
-            storage = (b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text(str(i)) + text("cpu")
-                       + integers([len(values)]) + b"tQ")
-            items += (text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + integers([0]) + b"("
-                      + integers(shape) + b"t(" + integers(strides) + b"t\x89" + dictionary + b"tR")
-            archive.writestr(f"model/data/{i}", struct.pack(f"<{len(values)}f", *values))
-        root = (b"\x80\x02}(" + text("num_edges") + integers([neighbors]) + text("noise_level") + b"G"
-                + struct.pack(">d", 0.2) + text("model_state_dict") + dictionary + b"(" + items + b"uu.")
-        archive.writestr("model/data.pkl", root)
-        archive.writestr("model/version", "3\n")
+    """Writes a PyTorch checkpoint of ProteinMPNN."""
+    state = {name: Tensor(shape, values) for name, (shape, values) in tensors.items()}
+    write_torch_file(path, {"num_edges": neighbors, "noise_level": 0.2, "model_state_dict": state})
 
 
 class Protein(unittest.TestCase):

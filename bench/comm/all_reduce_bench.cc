@@ -55,11 +55,6 @@ Topology OrderedTopology(const Load& load) {
                                : Succeed(topology.Selected(OrderedRanks(topology, RankOrder::kRoundRobin)));
 }
 
-Collective CollectiveOf(const std::string& name) {
-  return *std::ranges::find(kTuned, name,
-                            [](Collective collective) { return std::string(Name(collective)); });
-}
-
 // Request for `bytes` of f32: the vector, the result of an AllGather, or one rank's input of a ReduceScatter
 // or AllToAll.
 PlanRequest RequestOf(Collective collective, int ranks, int64_t bytes) {
@@ -143,7 +138,7 @@ class Contest {
     return sleep_ ? StartTogether(transport, kStartTag, sleep_, kLimitSeconds) : transport.Now();
   }
 
-  // Of every rank. Sums of small integers are exact in any order.
+  // Input of every rank. Sums of small integers are exact in any order.
   static float InputAt(int64_t i) { return static_cast<float>(i % 1024); }
 
   float OutputAt(int64_t i) const {
@@ -221,7 +216,7 @@ void RunRank(Transport& transport, const Load& load) {
   for (const int64_t bytes : load.bytes) {
     if (!load.tune.empty()) {
       for (const std::string& name : load.collectives) {
-        Contest contest(*communicator, CollectiveOf(name), bytes);
+        Contest contest(*communicator, Succeed(CollectiveOf(name)), bytes);
         Tune(*communicator, contest, load, &table);
       }
       continue;
@@ -253,6 +248,8 @@ void RunRank(Transport& transport, const Load& load) {
 
 int Main(int argc, char** argv) {
   Load load;
+  std::vector<std::string> tuned;
+  for (const Collective collective : kTuned) tuned.emplace_back(Name(collective));
   CLI::App app("Times AllReduce over the transport of a launched job.");
   app.add_option("--topology", load.topology, "Topology file")->required();
   app.add_option("--transport", load.transport, "mpi or ucx://...; by default as the environment says");
@@ -265,7 +262,7 @@ int Main(int argc, char** argv) {
       ->excludes("--against");
   app.add_option("--collective", load.collectives, "Collectives of the tuning table, separated by commas")
       ->delimiter(',')
-      ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"}))
+      ->check(CLI::IsMember(tuned))
       ->needs("--tune");
   app.add_option("--bytes", load.bytes,
                  "Sizes of f32: of the vector, of the result of all_gather, of one rank's input of "

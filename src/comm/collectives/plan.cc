@@ -8,6 +8,9 @@
 namespace moesaic::comm {
 namespace {
 
+constexpr std::array<std::string_view, 7> kCollectiveNames = {
+    "broadcast", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_allv", "barrier"};
+
 int64_t Sum(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
@@ -38,10 +41,12 @@ Status ValidateCounts(const PlanRequest& request, const std::vector<int64_t>& co
 
 }  // namespace
 
-std::string_view Name(Collective collective) {
-  static constexpr std::array<std::string_view, 7> kNames = {
-      "broadcast", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_allv", "barrier"};
-  return kNames[static_cast<size_t>(collective)];
+std::string_view Name(Collective collective) { return kCollectiveNames[static_cast<size_t>(collective)]; }
+
+StatusOr<Collective> CollectiveOf(std::string_view name) {
+  const auto found = std::ranges::find(kCollectiveNames, name);
+  if (found == kCollectiveNames.end()) return InvalidArgument("unknown collective \"{}\"", name);
+  return static_cast<Collective>(found - kCollectiveNames.begin());
 }
 
 std::string_view Name(PlanBuffer buffer) {

@@ -95,6 +95,8 @@ struct Plan {
 
 /// Returns the name for messages and tables, such as "all_reduce".
 std::string_view Name(Collective collective);
+/// The reverse of Name().
+StatusOr<Collective> CollectiveOf(std::string_view name);
 std::string_view Name(PlanBuffer buffer);
 std::string_view Name(WireFormat wire);
 

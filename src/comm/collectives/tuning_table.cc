@@ -10,18 +10,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr Collective kCollectives[] = {
-    Collective::kBroadcast, Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
-    Collective::kAllToAll,  Collective::kAllToAllv, Collective::kBarrier};
-
 constexpr int64_t kMaxRanks = 1 << 20, kMaxBytes = int64_t{1} << 60;
-
-StatusOr<Collective> CollectiveOf(const std::string& name) {
-  for (const Collective collective : kCollectives) {
-    if (Name(collective) == name) return collective;
-  }
-  return InvalidArgument("unknown collective \"{}\"", name);
-}
 
 Status AddEntry(const Json& entry, TuningTable* table) {
   if (!entry.is_object() || !entry.contains("collective") || !entry["collective"].is_string() ||

@@ -76,7 +76,7 @@ class BareLoop {
   }
 
  private:
-  // Each on lines of its own.
+  // Each member has its own cache lines, so that ranks do not share any.
   struct Side {
     alignas(128) int64_t calls = 0;
     alignas(128) std::atomic<int64_t> announced = 0;

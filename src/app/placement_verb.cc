@@ -243,10 +243,9 @@ void AddPlacement(Verb& root, VerbRun& run) {
           "generate loads")
       .OneOf(names)
       .Required();
-  verb.AddOption(
-      "FILES", options->files,
-      "Loads of workloads (.npy, .pt, JSON, folder), those that generated ones are like, or the placement to "
-      "convert");
+  verb.AddOption("FILES", options->files,
+                 "Loads of workloads (.npy, .pt, JSON, folder), loads to imitate (generate), or the "
+                 "placement to convert");
   AddCommonFlags(verb, *options);
   AddPlanFlags(verb, *options);
   AddTrafficFlag(verb, *options);

@@ -70,7 +70,7 @@ class Layout {
   const Split& split() const { return split_; }
   std::string Name() const;  ///< "TP2 x PP2, layers 20+28"
   /// Returns the parts of one replica as text for Parse(): "tp=2,pp=2,layers=20+28"; "tp=1" for one rank.
-  /// Has the number of replicas if they divide the experts: "tp=1,dp=2,ep=2". Layouts with equal texts and
+  /// The text has dp if replicas divide the experts: "tp=1,dp=2,ep=2". Layouts with equal texts and
   /// without a placement of experts give their ranks equal parts of a model.
   std::string PartsText() const;
   int ranks() const { return degrees_.ranks(); }

@@ -88,8 +88,8 @@ std::vector<int64_t> SentOutByRank(const Plan& plan, const RankTree& tree) {
   return sent;
 }
 
-// The same for each child of the tree.
-std::vector<int64_t> BytesOut(const Plan& plan, const RankTree& tree) {
+// Elements that each child of the tree sends to the other children.
+std::vector<int64_t> SentOutByChild(const Plan& plan, const RankTree& tree) {
   const std::vector<int64_t> sent = SentOutByRank(plan, tree);
   std::vector<int64_t> sums(tree.children.size(), 0);
   for (size_t child = 0; child < tree.children.size(); ++child) {
@@ -103,7 +103,7 @@ TEST(PlanFactoryTest, HierarchicalAllReduceSendsTheLowerBoundBetweenGroups) {
   const PlanRequest request = {.ranks = 32, .count = 1 << 20};
   const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kRing});
   ASSERT_TRUE(plan.ok());
-  for (const int64_t bytes : BytesOut(*plan, tree)) EXPECT_EQ(bytes, 2 * 3 * request.count / 4);
+  for (const int64_t sent : SentOutByChild(*plan, tree)) EXPECT_EQ(sent, 2 * 3 * request.count / 4);
 }
 
 // Every rank of a group sends an equal part to its peers in the other groups, so that devices with network
@@ -133,7 +133,7 @@ TEST(PlanFactoryTest, SendingAtOnceTakesOneRoundPerPhaseAndLevel) {
       EXPECT_EQ(std::ranges::count_if(all, [](const Round& round) { return !round.sends.empty(); }), rounds);
     }
     const int64_t expected = top == Algorithm::kDirect ? 3 * request.count : 2 * 3 * request.count / 4;
-    for (const int64_t bytes : BytesOut(plan, tree)) EXPECT_EQ(bytes, expected) << Name(top);
+    for (const int64_t sent : SentOutByChild(plan, tree)) EXPECT_EQ(sent, expected) << Name(top);
   }
 }
 
@@ -160,7 +160,7 @@ TEST(PlanFactoryTest, NoSumOfASingleCrossingPassesTheRootTwice) {
     }
   }
   // Part d has 2^(d - 1) sums per child of the root, each of which goes to 2^(3 - d) ranks of the other one.
-  for (const int64_t bytes : BytesOut(plan, tree)) EXPECT_EQ(bytes, 4 * request.count);
+  for (const int64_t sent : SentOutByChild(plan, tree)) EXPECT_EQ(sent, 4 * request.count);
 }
 
 TEST(PlanFactoryTest, GroupsOfOneDepthCanBeLeftOut) {
@@ -182,7 +182,7 @@ TEST(PlanFactoryTest, UnevenGroupsSendTheLowerBound) {
   const PlanRequest request = {.ranks = 4, .count = 3 << 16};
   const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kPairwise});
   ASSERT_TRUE(plan.ok());
-  for (const int64_t bytes : BytesOut(*plan, tree)) EXPECT_EQ(bytes, request.count);
+  for (const int64_t sent : SentOutByChild(*plan, tree)) EXPECT_EQ(sent, request.count);
 }
 
 // Elements that local steps copy from inputs.
@@ -218,7 +218,7 @@ TEST(PlanFactoryTest, ASlowPortOwnsLessOfTheVector) {
   const PlanRequest request = {.ranks = 6, .count = 1 << 20};
   const StatusOr<Plan> plan = BuildPlan(request, tree, {.top = Algorithm::kPairwise});
   ASSERT_TRUE(plan.ok());
-  const std::vector<int64_t> bytes = BytesOut(*plan, tree);
+  const std::vector<int64_t> bytes = SentOutByChild(*plan, tree);
   EXPECT_NEAR(static_cast<double>(bytes[1]) / static_cast<double>(bytes[0]), 0.75, 0.01);
 }
 

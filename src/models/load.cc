@@ -44,14 +44,14 @@ bool HasSeveralRanks(const LoadOptions& options) {
 }
 
 // Refuses weights that can't move (MovableExperts) before they are loaded, if the layout lets experts move.
+// Ranks without experts of a layer are refused when a move begins.
 Status CheckExpertsMove(const std::string& path, const DecoderSpec& spec, const WeightPlan& plan,
                         const NumaPlacement& placement, const LoadOptions& options) {
   if (options.groups == nullptr || !options.groups->layout().experts_move()) return OkStatus();
   if (placement.images() > 1) {
     return Unimplemented(
         "{}: experts with weights that are {} can't move to other ranks; leave out --rebalance-experts, or "
-        "use "
-        "--numa auto",
+        "use --numa auto",
         path, ToString(placement.policy));
   }
   for (int layer = 0; layer < spec.layers; ++layer) {

@@ -110,7 +110,7 @@ TEST(Comparison, NodesAreTheHostsOfOmniPlacement) {
   const auto results = ComparePolicies(loads, {.ranks = 8, .slots = 40, .nodes = 3});
   ASSERT_TRUE(results.ok()) << results.status();
   for (const PolicyResult& result : *results)
-    EXPECT_EQ(result.error, result.name == "omni" ? "hosts must divide the 8 ranks, found 3" : "")
+    EXPECT_EQ(result.error, result.name == "omni" ? "nodes (hosts) must divide the 8 ranks, found 3" : "")
         << result.name;
 }
 

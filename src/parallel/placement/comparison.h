@@ -12,9 +12,9 @@ namespace moesaic::parallel {
 
 struct CompareOptions {
   int ranks = 0;
-  int slots = 0;  ///< slots of all ranks together
-  int nodes = 1,
-      groups = 1;  ///< sizes for "eplb-hierarchical", which needs more than one node; hosts of "omni"
+  int slots = 0;               ///< slots of all ranks together
+  int nodes = 1;               ///< of "eplb-hierarchical", which needs more than one; hosts of "omni"
+  int groups = 1;              ///< of "eplb-hierarchical"
   bool leave_one_out = false;  ///< plan for all workloads but the measured one; otherwise for all
   bool split = false;          ///< add "+split" rows, and the exact split to "moesaic"
   double moves = 0;            ///< temporary expert moves per rank and layer of "moesaic"; implies its split

@@ -95,7 +95,7 @@ std::vector<int> HottestLayers(const std::vector<std::vector<double>>& loads, in
 StatusOr<Placement> PlanOmniStatic(const LoadMatrix& load, const OmniOptions& options) {
   RETURN_IF_ERROR(CheckBaselineSlots(load, options.ranks, options.slots_per_rank));
   if (options.hosts < 1 || options.ranks % options.hosts != 0)
-    return InvalidArgument("hosts must divide the {} ranks, found {}", options.ranks, options.hosts);
+    return InvalidArgument("nodes (hosts) must divide the {} ranks, found {}", options.ranks, options.hosts);
   std::vector<std::vector<double>> loads(load.layers);
   for (int layer = 0; layer < load.layers; ++layer) {
     for (const double tokens : load.layer(layer))

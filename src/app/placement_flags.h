@@ -47,6 +47,7 @@ struct PlacementFlags {
   int layers = 58, experts = 256, workloads = 6;
   std::string skew = "log-normal", drift = "mixtures";
   double spread = 0.9, correlation = 0.83;
+  bool gives_correlation = false;  // on the command line
   int64_t seed = 1;
 };
 

@@ -91,9 +91,20 @@ StatusOr<parallel::GeneratorOptions> FittedOptions(const PlacementFlags& flags) 
   ASSIGN_OR_RETURN(const std::vector<parallel::Workload> workloads, ReadLoads(flags));
   std::vector<parallel::LoadMatrix> loads;
   for (const parallel::Workload& workload : workloads) loads.push_back(workload.total);
+  if (loads.size() > 1 && flags.gives_correlation)
+    return InvalidArgument("--correlation: excludes several loads, which determine it");
+  const std::string& first = workloads.front().name;
   parallel::GeneratorOptions fit = parallel::FitGenerator(loads, flags.correlation);
-  if (fit.layers == 0) return InvalidArgument("no layer has tokens in all loads");
+  if (fit.layers == 0)
+    return InvalidArgument(
+        "{}: no layer has tokens in all of the {} loads; leave out loads of other models or empty windows",
+        first, loads.size());
+  if (fit.tokens_per_layer < 1)
+    return InvalidArgument(
+        "{}: layers must have 1 token or more on average, found {:.3g}; scale loads to counts", first,
+        fit.tokens_per_layer);
   const auto [least, most] = std::ranges::minmax(fit.spreads);
+  if (most == parallel::kMaxSpread) Tell("spreads are limited to {}\n", parallel::kMaxSpread);
   Tell("{} of {} experts, {} {:.2f} to {:.2f}, correlation {:.2f}\n", Counted(fit.layers, "layer"),
        fit.experts, fit.skew == parallel::Skew::kLogNormal ? "log-normal of sigma" : "power law of alpha",
        least, most, fit.correlation);

@@ -209,7 +209,7 @@ void CheckUse(const Verb& verb, const PlacementFlags& options) {
       if (!options.files.empty() && verb.Count(flag) > 0)
         FailUsage(flag, "excludes FILES, which determine it");
     }
-    if ((options.files.size() > 1 || options.windows) && verb.Count("--correlation") > 0)
+    if (options.files.size() > 1 && options.gives_correlation)
       FailUsage("--correlation", "excludes several loads, which determine it");
   }
   const bool plan = options.action == "plan";
@@ -279,6 +279,7 @@ void AddPlacement(Verb& root, VerbRun& run) {
       FailUsage("--rank-memory", "and --expert-bytes need each other");
     if (verb.Count("--max-moves") > 0 && options->current.empty())
       FailUsage("--max-moves", "needs --current");
+    options->gives_correlation = verb.Count("--correlation") > 0;
     CheckUse(verb, *options);
     run = [options, function = action->run] { return function(*options); };
   });

@@ -309,6 +309,18 @@ class Placement(unittest.TestCase):
             self.assertAlmostEqual(entry["alpha"], own[0]["alpha"], delta=0.1)
         for words, message in ((("--layers", "3"), "--layers: excludes FILES"), (("--correlation", "0.5"), "--correlation: excludes several")):
             self.assertIn(message, run("placement", "generate", *loads, "--out", like, *words, code=2).stderr)
+        one = run("placement", "generate", loads[0], "--out", like, "--windows", "--correlation", "0.5").stderr
+        self.assertIn("correlation 0.50", one)
+        several = self.folder / "several.json"
+        several.write_text(json.dumps({"logical_count": [[[1, 2, 3, 4]], [[4, 3, 2, 1]]]}))
+        shares, first, second = (self.folder / f"{name}.npy" for name in ("shares", "first", "second"))
+        shares.write_bytes(npy([[0.1, 0.2, 0.3, 0.3]], "d", "<f8"))
+        first.write_bytes(npy([[1, 2, 3, 4], [0] * 4]))
+        second.write_bytes(npy([[0] * 4, [1, 2, 3, 4]]))
+        for words, message in (((several, "--windows", "--correlation", "0.5"), "--correlation: excludes several loads"),
+                               ((shares,), "shares.npy: layers must have 1 token or more on average, found 0.9; scale loads"),
+                               ((first, second), "first.npy: no layer has tokens in all of the 2 loads")):
+            self.assertIn(message, run("placement", "generate", *words, "--out", like, code=1).stderr)
         self.assertIn("--windows: needs FILES", run("placement", "generate", "--out", like, "--windows", code=2).stderr)
 
     def test_broken_files_and_sizes_end_in_an_error(self):

@@ -22,6 +22,7 @@ StatusOr<Workload> ParseLoad(std::string_view bytes, const std::string& name);
 /// step;
 /// - of TensorRT-LLM: meta_info.json and rank*.safetensors with a tensor "ITERATION_LAYER" per iteration and
 /// layer.
+/// PyTorch's files (.pt) are not read: moesaic::science has their reader.
 StatusOr<Workload> ReadLoad(const std::string& path);
 
 /// Parses one safetensors file of TensorRT-LLM, rank*.safetensors: tensors "ITERATION_LAYER" of counts.

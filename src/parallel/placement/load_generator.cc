@@ -12,7 +12,6 @@
 namespace moesaic::parallel {
 namespace {
 
-constexpr double kMaxSpread = 5;
 constexpr int kCorrelationSteps = 16;  // of a bisection
 
 // Quantile of the standard normal distribution by bisection of its distribution function.

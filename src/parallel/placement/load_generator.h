@@ -9,6 +9,9 @@
 
 namespace moesaic::parallel {
 
+/// Largest spread of generated loads.
+inline constexpr double kMaxSpread = 5;
+
 /// Distribution of the loads of one layer's experts.
 enum class Skew {
   kLogNormal,  ///< loads are exp(sigma * normal)
@@ -55,9 +58,9 @@ struct FittedSkew {
 FittedSkew FitSkew(const LoadMatrix& load);
 
 /// Options with which generated loads have the skew of each layer of `loads`, their tokens, and the mean
-/// correlation of all pairs of them; of one load, `correlation`. Layers in which a load has no tokens are
-/// left out. All loads have one shape. Generated loads drift independently, because the loads of experts are
-/// then those of the fitted distribution.
+/// correlation of all pairs of them; of one load, `correlation`. Spreads are at most kMaxSpread. Layers in
+/// which a load has no tokens are left out. All loads have one shape. Generated loads drift independently,
+/// because the loads of experts are then those of the fitted distribution.
 GeneratorOptions FitGenerator(std::span<const LoadMatrix> loads, double correlation);
 
 /// Correlation of two workloads' loads, averaged over layers with tokens in both; 0 without any. Equal loads

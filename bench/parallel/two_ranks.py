@@ -86,7 +86,7 @@ def measure(options, cases, settings, network):
     try:
         for launch in range(options.launches):
             for case, case_flags in cases:
-                for name, over, flags in settings:
+                for name, over, flags in settings[::1 if launch % 2 == 0 else -1]:
                     run = (lambda *a: bench_over(over, *a)) if over else bench
                     probes[case, name].append(probe())
                     samples[case, name].append(statistics.median(run(options.model, flags, case_flags, options.repetitions)))
@@ -119,14 +119,18 @@ def main():
             assumed = ["--topology", str(topology)]
         settings += [(LAYOUTS[name][0], network, [*LAYOUTS[name][1], *assumed, "-t", "1"]) for name in options.layouts]
         samples, probes = measure(options, cases, settings, network)
+    def over(case, name, base):
+        ratios = [ours / others for ours, others in zip(samples[case, name], samples[case, base])]
+        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
     print("| case | setting | tokens/s, median (quartiles) | over 2 threads | over 1 thread | probe, ms |")
     print("|---|---|---:|---:|---:|---:|")
     for case, _ in cases:
-        both, one = (statistics.median(samples[case, name]) for name in ("2 threads", "1 thread"))
         for name, _, _ in settings:
             low, middle, high = quartiles(samples[case, name])
             state = "{1:.0f} ({0:.0f} to {2:.0f})".format(*quartiles(probes[case, name]))
-            print(f"| {case} | {name} | {middle:.1f} ({low:.1f} to {high:.1f}) | {middle / both:.2f} | {middle / one:.2f} | {state} |")
+            print(f"| {case} | {name} | {middle:.1f} ({low:.1f} to {high:.1f}) | {over(case, name, '2 threads')} | "
+                  f"{over(case, name, '1 thread')} | {state} |")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
-#include <ranges>
 #include <span>
 #include <utility>
 
@@ -126,7 +125,8 @@ int BenchRunner::max_in_flight() const { return executors_.front()->max_in_fligh
 Status BenchRunner::Start(engine::StepBatch step) {
   if (std::ssize(steps_) == max_in_flight()) RETURN_IF_ERROR(FinishOldest());
   const engine::StepBatch& started = steps_.emplace_back(std::move(step));
-  for (const auto& executor : std::views::reverse(executors_)) executor->Start(started);
+  for (auto executor = executors_.rbegin(); executor != executors_.rend(); ++executor)
+    (*executor)->Start(started);
   return OkStatus();
 }
 

@@ -539,8 +539,7 @@ Status RankJob::BindToCores() const {
 std::string RankJob::Describe() const {
   std::vector<std::string> hosts = hosts_;
   std::ranges::sort(hosts);
-  const auto repeated = std::ranges::unique(hosts);
-  const auto machines = hosts.size() - repeated.size();
+  const auto machines = std::unique(hosts.begin(), hosts.end()) - hosts.begin();
   const std::string where = machines == 1 ? "this machine" : fmt::format("{} machines", machines);
   return fmt::format("{} on {} processes of {} ({})", layout_.Name(), layout_.ranks(), where,
                      transport_->name());

@@ -209,8 +209,8 @@ Status ExpertBalancer::TakePlan(Clock::time_point now) {
   Note(fmt::format("{} layers move; the first has a busiest rank of {:.2f} times the mean, then {:.2f}",
                    moves->size(), moves->front().before, moves->front().after));
   // Layers whose last move failed come after the others.
-  std::ranges::stable_partition(*moves,
-                                [&](const PlannedMove& move) { return !failed_.contains(move.layer); });
+  std::stable_partition(moves->begin(), moves->end(),
+                        [&](const PlannedMove& move) { return !failed_.contains(move.layer); });
   queue_.assign(std::make_move_iterator(moves->begin()), std::make_move_iterator(moves->end()));
   return BeginNext(now);
 }

@@ -83,7 +83,7 @@ Status ModelDrafter::Draft(std::span<const DraftJob> jobs) {
 Status ModelDrafter::TakeIn(std::vector<Chain>& chains) {
   int rows = max_rows_;
   // Decodes gain at once, prompts only when they are read.
-  std::ranges::stable_partition(chains, [](const Chain& chain) { return chain.depth > 0; });
+  std::stable_partition(chains.begin(), chains.end(), [](const Chain& chain) { return chain.depth > 0; });
   for (Chain& chain : chains) {
     std::vector<int32_t>& known = chain.state->tokens;
     const int start = static_cast<int>(known.size()), missing = chain.end - start;

@@ -120,7 +120,7 @@ std::vector<std::vector<int>> ExpertsByRank(const Layout& layout, const ModelSha
     by_rank = placement->layers[index];
     for (std::vector<int>& experts : by_rank) {
       std::ranges::sort(experts);
-      experts.erase(std::ranges::unique(experts).begin(), experts.end());
+      experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
     }
     return by_rank;
   }

@@ -35,8 +35,8 @@ constexpr const char* kRequests[] = {
 constexpr const char* kWires[] = {
     "0GET /a?b HTTP/1.1\r\nHost: a:80\r\nAccept: */*\r\n\r\n",
     "1POST http://b/%41 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhelloGET /",
-    "2POST / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n5;a=\"b\"\r\nhello\r\n0\r\nT: "
-    "x\r\n\r\n",
+    ("2POST / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\n5;a=\"b\"\r\nhello\r\n0\r\nT: "
+     "x\r\n\r\n"),
     "3OPTIONS * HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"};
 
 }  // namespace

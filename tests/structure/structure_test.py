@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the tree: which room may include which, lengths and names of files, names of limits, and that every test is run.
+"""Checks the tree: which room may include which, lengths and names of files, names of limits, ranges
+that Clang 14 compiles, and that every test is run.
 
 Usage: structure_test.py ROOT. Prints one line a fault; exit status 1 when there is any.
 """
@@ -39,6 +40,8 @@ FORBIDDEN_NAMES = re.compile(r"(utils?|helpers?|common|manager)(_|\.|$)", re.IGN
 TEST = re.compile(r"(\w+)_test\.(cc|mjs|py)")
 TIER = re.compile(r"cache/(swap|warm|disk)_\w+\.h")  # the engine knows tiers by cache/kv_tier.h only
 LIMIT = re.compile(r"\bk(Most|Least)\w*")  # limits are named kMax and kMin
+# Clang 14 of Debian 12, which builds the fuzzers, can't compile views and subranges of libstdc++ 12.
+VIEW = re.compile(r"std::(?:views::\w+|ranges::(?:views|subrange|(?:stable_)?partition|unique|remove(?:_if)?|rotate|search|equal_range)\b)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -85,6 +88,11 @@ def limit_faults(root, path):
         yield f"{path.relative_to(root)}: {name}: begin the names of limits with kMax or kMin"
 
 
+def view_faults(root, path):
+    for name in sorted({match[0] for match in VIEW.finditer(path.read_text(errors="replace"))}):
+        yield f"{path.relative_to(root)}: {name}: Clang 14 can't compile it; use the algorithm of std with iterators, or a loop"
+
+
 def unrun_faults(root, path):
     """A test that no CMakeLists.txt names, by its file or, of scripts, without the "_test.py", is never run."""
     test = TEST.fullmatch(path.name)
@@ -121,6 +129,7 @@ def main():
         if (root / "src") in path.parents and path.suffix in {".h", ".cc", ".cu", ".cuh", ".c"}:
             faults += include_faults(root, path)
             faults += limit_faults(root, path)
+            faults += view_faults(root, path)
     for fault in faults:
         print(fault)
     return 1 if faults else 0

@@ -118,6 +118,16 @@ TEST(EngineLine, NumericAddressesNeedNoNameServer) {
   EXPECT_FALSE(Resolve(&engine, /*numeric=*/true).ok());
 }
 
+TEST(Settings, DurationsHaveUnitsAndALimit) {
+  EXPECT_EQ(ParseDuration("250ms").value_or(0), 250 * kMillisecond);
+  EXPECT_EQ(ParseDuration("2").value_or(0), 2 * kSecond);
+  EXPECT_EQ(ParseDuration("5m").value_or(0), 300 * kSecond);
+  EXPECT_EQ(ParseDuration("277777h").value_or(0), 277777 * 3600 * kSecond);
+  for (const char* wrong :
+       {"", "s", "-1s", "1.5s", "1d", "277778h", "555555551m", "1000000001", "99999999999999999999s"})
+    EXPECT_FALSE(ParseDuration(wrong).ok()) << wrong;
+}
+
 TEST(Network, ContainsAddresses) {
   std::vector<Network> networks;
   for (const char* text : {"10.0.0.0/9", "192.168.1.7", "fd00::/16"}) {

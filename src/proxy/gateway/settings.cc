@@ -528,11 +528,12 @@ std::string DirectiveReference() {
 StatusOr<Nanos> ParseDuration(std::string_view text) {
   constexpr std::pair<std::string_view, Nanos> kUnits[] = {
       {"ms", kMillisecond}, {"s", kSecond}, {"m", 60 * kSecond}, {"h", 3600 * kSecond}, {"", kSecond}};
+  constexpr Nanos kMaxDuration = 1'000'000'000 * kSecond;  // 31 years
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
   for (const auto& [name, nanos] : kUnits) {
-    if (error == std::errc() && unit == name && value <= 1'000'000'000)
+    if (error == std::errc() && unit == name && value <= static_cast<uint64_t>(kMaxDuration / nanos))
       return static_cast<Nanos>(value) * nanos;
   }
   return InvalidArgument("needs a time such as 250ms, 2s or 5m, found '{}'", text);

@@ -3,8 +3,9 @@
     from moesaic.scatter import scatter_sum, segment_csr
 
 Differences from torch_scatter: features are float32, float16 or bfloat16; NaN wins in max and min; scatter_logsumexp
-of NaN is NaN, where torch_scatter returns 0 or the value of `out`; elements of a group that is -inf everywhere (masked)
-have the softmax 0 and its logarithm -inf, not NaN; results are the same for any number of threads.
+of NaN is NaN, where torch_scatter returns 0 or the value of `out`, and keeps values of `out` whose index does not
+occur, where torch_scatter writes 0; elements of a group that is -inf everywhere (masked) have the softmax 0 and its
+logarithm -inf, not NaN; results are the same for any number of threads.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ function(moesaic_isa_sources room)
       target_compile_options(${target} PRIVATE -ffp-contract=off ${MOESAIC_ISA_${isa}})
       set(precompile ${MOESAIC_PRECOMPILE})
       if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-        set(precompile OFF)  # Clang 14 finds __builtin_va_list ambiguous after a precompiled <immintrin.h>
+        set(precompile OFF)  # Clang 14, of Debian 12, finds __builtin_va_list ambiguous after a precompiled <immintrin.h>
       endif()
       if(precompile AND TARGET moesaic_kernels_${isa} AND NOT room STREQUAL kernels)
         target_precompile_headers(${target} REUSE_FROM moesaic_kernels_${isa})

@@ -123,7 +123,7 @@ def main():
         ratios = [ours / others for ours, others in zip(samples[case, name], samples[case, base])]
         return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
-    print("| case | setting | tokens/s, median (quartiles) | over 2 threads | over 1 thread | probe, ms |")
+    print("| case | setting | tokens/s, median (quartiles) | over 2 threads, median (lowest to highest) | over 1 thread | probe, ms |")
     print("|---|---|---:|---:|---:|---:|")
     for case, _ in cases:
         for name, _, _ in settings:

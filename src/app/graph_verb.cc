@@ -15,6 +15,7 @@
 #include "app/verb.h"
 #include "runtime/huge_pages.h"
 #include "runtime/probe.h"
+#include "runtime/topology.h"
 #include "science/elements.h"
 #include "science/message_ops.h"
 
@@ -52,8 +53,8 @@ OperatorTime MeasureOperator(const std::string& name, double bytes, int repetiti
   return {.name = name, .median_ms = times[times.size() / 2], .min_ms = times[0], .bytes = bytes};
 }
 
-// Large operands are aligned to pages, at least to cache lines: loads of vectors that cross lines would count
-// twice.
+// Arrays of 2 MiB or more are aligned to huge pages, others to cache lines, as those of PyTorch are. A load
+// of a vector that crosses two lines takes twice as long.
 using Bytes = std::vector<std::byte, runtime::HugePageAllocator<std::byte>>;
 
 // Operands of all operators.
@@ -131,8 +132,13 @@ Status RunGraphBench(const GraphFlags& options) {
   ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());
   ASSIGN_OR_RETURN(const auto workspace, graph::Workspace::Create(options.threads, cpu));
   const graph::Context ctx = workspace->context();
+  // Many threads on a small host read smaller parts: at most a quarter of the memory that is available.
+  const int64_t available = runtime::AvailableMemory();  // 0: unknown
+  const int64_t part = available == 0 ? runtime::kProbeBytes
+                                      : std::clamp<int64_t>(available / 4 / workspace->threads(), 1 << 20,
+                                                            runtime::kProbeBytes);
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
-                   runtime::MeasureReadBandwidth(ctx.exec.pool, runtime::kProbeBytes));
+                   runtime::MeasureReadBandwidth(ctx.exec.pool, part));
   const double read_rate = bandwidth.all_threads / 1e9;
   ASSIGN_OR_RETURN(const std::vector<OperatorTime> times, MeasureAll(options, ctx));
   nlohmann::ordered_json all = {{"nodes", options.nodes},          {"edges", options.edges},

@@ -81,7 +81,7 @@ void* AllocateHuge(size_t bytes) {
   if (memory != nullptr) return memory;
   memory = std::aligned_alloc(alignment, size);
   if (memory == nullptr) throw std::bad_alloc();
-  if (huge) AdviseHugePages(memory, bytes);
+  if (huge) AdviseHugePages(memory, size);
   return memory;
 }
 

@@ -18,7 +18,7 @@ constexpr size_t kKeptHugeBytes = 64 << 20;
 /// clears new pages, which takes as long as a pass over them: blocks that were freed before are used first.
 /// Throws std::bad_alloc.
 void* AllocateHuge(size_t bytes);
-/// Frees memory of AllocateHuge(), whose argument `bytes` must be.
+/// Frees memory of AllocateHuge(); `bytes` must be the argument of that call.
 void FreeHuge(void* memory, size_t bytes);
 
 /// Allocator of large arrays for std::vector. resize() leaves new elements uninitialized.

@@ -208,12 +208,13 @@ TEST(HugePageAllocator, KeepsABoundedNumberOfFreedBytes) {
   for (size_t i = 0; i < kBlocks; ++i) blocks.push_back(AllocateHuge(kHugePage));
   for (void* block : blocks) FreeHuge(block, kHugePage);
   // The last ones are kept; those before them were freed.
+  std::vector<void*> again;
   for (size_t i = 0; i < kKeptHugeBytes / kHugePage; ++i) {
     void* block = AllocateHuge(kHugePage);
     EXPECT_EQ(block, blocks[kBlocks - 1 - i]);
-    blocks[kBlocks - 1 - i] = nullptr;
-    std::free(block);
+    again.push_back(block);
   }
+  for (void* block : again) FreeHuge(block, kHugePage);
   void* large = AllocateHuge(kKeptHugeBytes + 1);
   static_cast<char*>(large)[kKeptHugeBytes] = 1;
   FreeHuge(large, kKeptHugeBytes + 1);

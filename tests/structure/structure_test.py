@@ -41,7 +41,7 @@ TEST = re.compile(r"(\w+)_test\.(cc|mjs|py)")
 TIER = re.compile(r"cache/(swap|warm|disk)_\w+\.h")  # the engine knows tiers by cache/kv_tier.h only
 LIMIT = re.compile(r"\bk(Most|Least)\w*")  # limits are named kMax and kMin
 # Clang 14 of Debian 12, which builds the fuzzers, can't compile views and subranges of libstdc++ 12.
-VIEW = re.compile(r"std::(?:views::\w+|ranges::(?:views|subrange|(?:stable_)?partition|unique|remove(?:_if)?|rotate|search|equal_range)\b)")
+VIEW = re.compile(r"std::(?:views::\w+|ranges::(?:views|subrange|(?:stable_)?partition|unique|remove(?:_if)?|rotate|search(?:_n)?|find_end|equal_range|\w+_view)\b)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 

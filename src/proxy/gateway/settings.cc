@@ -536,7 +536,7 @@ StatusOr<Nanos> ParseDuration(std::string_view text) {
     if (error == std::errc() && unit == name && value <= static_cast<uint64_t>(kMaxDuration / nanos))
       return static_cast<Nanos>(value) * nanos;
   }
-  return InvalidArgument("needs a time such as 250ms, 2s or 5m, found '{}'", text);
+  return InvalidArgument("needs a time such as 250ms, 2s or 5m, of at most 1000000000s, found '{}'", text);
 }
 
 StatusOr<size_t> ParseBytes(std::string_view text) {

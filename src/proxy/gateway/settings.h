@@ -116,8 +116,9 @@ StatusOr<EngineSettings> EngineOf(const InstanceConfig& config);
 /// The table in Markdown, for docs/proxy-directives.md.
 std::string DirectiveReference();
 
-/// Value of "250ms", "2s", "5m" or "1h"; of "64k", "64m" or "1g".
+/// Value of "250ms", "2s", "5m" or "1h", at most 1000000000s.
 StatusOr<Nanos> ParseDuration(std::string_view text);
+/// Value of "64k", "64m" or "1g".
 StatusOr<size_t> ParseBytes(std::string_view text);
 
 }  // namespace moesaic::proxy

@@ -20,12 +20,17 @@ struct SegmentSpan {
   int32_t first, last;
 };
 
-// The columns of one block. `scale_col` is the column of e for all of them if e is shared by groups.
+// The columns of one block. `e_first` is the column of e for all of them if e is shared by groups.
 struct ReduceColumns {
   int64_t first;
   int64_t e_first;
   int n;  // columns in the last vector; kLanes unless the block is a tail
 };
+
+inline bool IsAligned(const float* p) {
+  constexpr uintptr_t kVectorBytes = kLanes * sizeof(float);
+  return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0;
+}
 
 template <typename E>
 inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) {
@@ -44,6 +49,9 @@ inline void StoreSum(const ReduceTask& t, int32_t s, int64_t col, V sum, int n) 
   if (t.beta != 0) {
     const V old = whole ? E::Load(out) : E::LoadFirst(out, n);
     sum = Add(Mul(Set(t.beta), old), sum);
+  }
+  if constexpr (std::is_same_v<E, F32>) {
+    if (t.stream && whole && IsAligned(out)) return Stream(out, sum);
   }
   if (whole) {
     E::Store(out, sum);
@@ -68,8 +76,7 @@ inline void StoreSums(const ReduceTask& t, bool plain, int32_t s, const ReduceCo
   }
   auto* out = static_cast<typename E::T*>(t.out) + s * t.out_stride + c.first;
   if constexpr (std::is_same_v<E, F32>) {
-    constexpr uintptr_t kVectorBytes = kLanes * sizeof(float);
-    if (t.stream && reinterpret_cast<uintptr_t>(out) % kVectorBytes == 0) {
+    if (t.stream && IsAligned(out)) {
 #pragma GCC unroll 16
       for (int b = 0; b < kBlock; ++b) Stream(out + b * kLanes, sum[b]);
       return;

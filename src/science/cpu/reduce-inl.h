@@ -292,26 +292,19 @@ inline bool IsOneBlock(int64_t columns) {
 template <typename E, Op op, bool kShared, ReduceKind kind>
 inline void ReduceColumnRange(const ReduceTask& t, int64_t first, int64_t last, int64_t e_first) {
   constexpr int kBlock = kind == ReduceKind::kMax ? kReduceBlock / 2 : kReduceBlock;
-  const int64_t wide = (last - first) / (kBlock * kLanes) * (kBlock * kLanes);
-  auto narrow = [&](SegmentSpan segments) {
-    ReduceRestOfRow<E, op, kShared, kind, kBlock / 2>(t, segments, first + wide, last, e_first);
-  };
-  auto block = [&](SegmentSpan segments, int64_t col) {
-    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, segments, {col, kShared ? e_first : col, kLanes});
-  };
-  const SegmentSpan all = {t.first, t.last};
-  const bool one_block =
-      wide == 0 ? IsOneBlock(last - first) : first + wide == last && wide == kBlock * kLanes;
-  if (t.by_columns || one_block) {
-    for (int64_t col = first; col < first + wide; col += kBlock * kLanes) block(all, col);
-    if (first + wide == last) return;
-    if (one_block) return narrow(all);
+  constexpr int64_t kColumns = kBlock * kLanes;
+  int64_t col = first;
+  for (; t.by_columns && col + kColumns <= last; col += kColumns) {
+    ReduceOneBlock<E, op, kShared, kind, kBlock, false>(t, {t.first, t.last},
+                                                        {col, kShared ? e_first : col, kLanes});
   }
-  for (int32_t s = t.first; s < t.last; ++s) {  // all blocks of a row while it is in the caches
-    for (int64_t col = first; col < first + wide && !t.by_columns; col += kBlock * kLanes)
-      block({s, s + 1}, col);
-    if (first + wide < last) narrow({s, s + 1});
-  }
+  if (col == last) return;
+  // A single block is reduced for all segments at once. Several blocks are reduced for one segment after the
+  // other, while its rows are in the caches.
+  const bool one_block = last - first <= kColumns && IsOneBlock(last - first);
+  const int32_t step = one_block ? t.last - t.first : 1;
+  for (int32_t s = t.first; s < t.last; s += step)
+    ReduceRestOfRow<E, op, kShared, kind, kBlock>(t, {s, s + step}, col, last, e_first);
 }
 
 template <typename E, Op op, ReduceKind kind>

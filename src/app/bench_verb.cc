@@ -173,7 +173,7 @@ Status RunWithThreads(const BenchFlags& options, Session& session, const Threads
   const std::vector<BenchCase> cases = CasesOf(options);
   runtime::ThreadPool& threads = *run.pool;
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
-                   runtime::MeasureReadBandwidth(&threads, runtime::kProbeBytes));
+                   runtime::MeasureReadBandwidth(&threads, runtime::ProbeBytes(threads.size())));
   Tell("{} threads read {:.1f} GB/s; kernels {}\n", threads.size(), bandwidth.all_threads / 1e9,
        run.kernels.tuning);
   ASSIGN_OR_RETURN(const engine::SparsityOptions sparsity, options.model.sparsity.Resolve());

@@ -40,7 +40,7 @@ struct Speeds {
 StatusOr<Speeds> Measure(const runtime::CpuFeatures& cpu) {
   ASSIGN_OR_RETURN(const auto pool, runtime::ThreadPool::Create({.threads = 0, .pin = true}));
   Speeds speeds{.threads = pool->size(), .read = {}, .dots = {}};
-  ASSIGN_OR_RETURN(speeds.read, runtime::MeasureReadBandwidth(pool.get(), runtime::kProbeBytes));
+  ASSIGN_OR_RETURN(speeds.read, runtime::MeasureReadBandwidth(pool.get(), runtime::ProbeBytes(pool->size())));
   speeds.dots = kernels::MeasureDotPeaks(cpu, pool.get());
   return speeds;
 }

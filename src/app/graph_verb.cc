@@ -15,7 +15,6 @@
 #include "app/verb.h"
 #include "runtime/huge_pages.h"
 #include "runtime/probe.h"
-#include "runtime/topology.h"
 #include "science/elements.h"
 #include "science/message_ops.h"
 
@@ -132,13 +131,8 @@ Status RunGraphBench(const GraphFlags& options) {
   ASSIGN_OR_RETURN(const runtime::CpuFeatures cpu, FeaturesOfHost());
   ASSIGN_OR_RETURN(const auto workspace, graph::Workspace::Create(options.threads, cpu));
   const graph::Context ctx = workspace->context();
-  // Many threads on a small host read smaller parts: at most a quarter of the memory that is available.
-  const int64_t available = runtime::AvailableMemory();  // 0: unknown
-  const int64_t part = available == 0 ? runtime::kProbeBytes
-                                      : std::clamp<int64_t>(available / 4 / workspace->threads(), 1 << 20,
-                                                            runtime::kProbeBytes);
   ASSIGN_OR_RETURN(const runtime::ReadBandwidth bandwidth,
-                   runtime::MeasureReadBandwidth(ctx.exec.pool, part));
+                   runtime::MeasureReadBandwidth(ctx.exec.pool, runtime::ProbeBytes(workspace->threads())));
   const double read_rate = bandwidth.all_threads / 1e9;
   ASSIGN_OR_RETURN(const std::vector<OperatorTime> times, MeasureAll(options, ctx));
   nlohmann::ordered_json all = {{"nodes", options.nodes},          {"edges", options.edges},

@@ -95,7 +95,7 @@ double ReadBandwidth(int threads) {
   static std::map<int, double> measured;
   if (!measured.contains(threads)) {
     auto pool = *runtime::ThreadPool::Create({.threads = threads, .pin = true});
-    measured[threads] = runtime::MeasureReadBandwidth(pool.get(), int64_t{256} << 20)->all_threads;
+    measured[threads] = runtime::MeasureReadBandwidth(pool.get(), runtime::ProbeBytes(threads))->all_threads;
   }
   return measured[threads];
 }

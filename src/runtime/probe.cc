@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/memory.h"
+#include "runtime/topology.h"
 
 namespace moesaic::runtime {
 namespace {
@@ -35,6 +36,12 @@ uint64_t SumBytes(const std::byte* data, int64_t bytes) {
 double Seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
+
+int64_t ProbeBytes(int threads) {
+  constexpr int64_t kMinBytes = int64_t{1} << 20, kMaxBytes = int64_t{256} << 20;
+  const int64_t available = AvailableMemory();  // 0: unknown
+  return available == 0 ? kMaxBytes : std::clamp(available / 4 / threads, kMinBytes, kMaxBytes);
+}
 
 StatusOr<ReadBandwidth> MeasureReadBandwidth(ThreadPool* pool, int64_t bytes_per_thread) {
   bytes_per_thread = std::max<int64_t>(bytes_per_thread / kStep * kStep, kStep);

@@ -10,8 +10,10 @@
 
 namespace moesaic::runtime {
 
-/// Bytes per thread that are far more than any cache.
-constexpr int64_t kProbeBytes = int64_t{256} << 20;
+/// Returns the bytes that each of `threads` threads reads in MeasureReadBandwidth(): 256 MiB, far more than
+/// any cache. On a small host, all threads together read at most a quarter of the memory that is available,
+/// but each at least 1 MiB.
+int64_t ProbeBytes(int threads);
 
 struct ReadBandwidth {
   double one_thread = 0;   // bytes per second, the calling thread alone
@@ -20,7 +22,7 @@ struct ReadBandwidth {
 
 /// Reads `bytes_per_thread` of huge-page memory per thread several times and returns the best pass, because
 /// other processes only ever slow it down. Choose a size far beyond the caches, otherwise this measures them:
-/// kProbeBytes take about half a second. Fails if the memory cannot be allocated.
+/// those of ProbeBytes() take about half a second. Fails if the memory cannot be allocated.
 StatusOr<ReadBandwidth> MeasureReadBandwidth(ThreadPool* pool, int64_t bytes_per_thread);
 
 /// Reads the memory once in order, each worker a part of it. Time it next to a kernel on machines where the

@@ -174,12 +174,6 @@ StatusOr<MadePlan> MakeOurs(const PlacementFlags& flags, std::span<const LoadMat
   return MadePlan{std::move(planned.placement), "", planned.interrupted};
 }
 
-std::vector<LoadMatrix> Totals(std::span<const Workload> workloads) {
-  std::vector<LoadMatrix> loads;
-  for (const Workload& workload : workloads) loads.push_back(workload.total);
-  return loads;
-}
-
 Status CheckPlanFits(const Placement& placement, const LoadMatrix& load) {
   if (placement.experts == load.experts && static_cast<int>(placement.layers.size()) == load.layers)
     return OkStatus();
@@ -274,8 +268,8 @@ Status RunPlacementPlan(const PlacementFlags& flags) {
   const auto start = std::chrono::steady_clock::now();
   const bool fills_slots = !flags.out.empty() && parallel::NeedsEqualSlots(format);
   ASSIGN_OR_RETURN(const MadePlan plan, flags.algorithm == "moesaic"
-                                            ? MakeOurs(flags, Totals(loads), current, fills_slots)
-                                            : MakeBaseline(flags, Totals(loads)));
+                                            ? MakeOurs(flags, parallel::Totals(loads), current, fills_slots)
+                                            : MakeBaseline(flags, parallel::Totals(loads)));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!flags.out.empty()) {
     std::string bytes = plan.eplb_bytes;

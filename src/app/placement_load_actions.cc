@@ -89,8 +89,7 @@ namespace {
 // Options of generated loads that are like those of the files.
 StatusOr<parallel::GeneratorOptions> FittedOptions(const PlacementFlags& flags) {
   ASSIGN_OR_RETURN(const std::vector<parallel::Workload> workloads, ReadLoads(flags));
-  std::vector<parallel::LoadMatrix> loads;
-  for (const parallel::Workload& workload : workloads) loads.push_back(workload.total);
+  const std::vector<parallel::LoadMatrix> loads = parallel::Totals(workloads);
   if (loads.size() > 1 && flags.gives_correlation)
     return InvalidArgument("--correlation: excludes several loads, which determine it");
   const std::string& first = workloads.front().name;

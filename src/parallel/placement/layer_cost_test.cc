@@ -30,11 +30,7 @@ CostModel Machine() {
 }
 
 std::vector<LoadMatrix> CostLoads(int layers, int experts, int workloads, uint64_t seed) {
-  std::vector<LoadMatrix> loads;
-  const auto generated =
-      GenerateLoads({.layers = layers, .experts = experts, .workloads = workloads, .seed = seed});
-  for (const Workload& workload : *generated) loads.push_back(workload.total);
-  return loads;
+  return Totals(*GenerateLoads({.layers = layers, .experts = experts, .workloads = workloads, .seed = seed}));
 }
 
 double WorstSeconds(const Placement& placement, std::span<const LoadMatrix> loads, const CostModel& model,
@@ -183,8 +179,7 @@ TEST(PlannerQuantile, LeavesOutTheWorkloadsThatFitLeast) {
   constexpr int kPlannedLayers = 6;
   const auto generated = GenerateLoads(
       {.layers = kPlannedLayers, .experts = 64, .workloads = 4, .drift = Drift::kIndependent, .seed = 5});
-  std::vector<LoadMatrix> loads;
-  for (const Workload& workload : *generated) loads.push_back(workload.total);
+  const std::vector<LoadMatrix> loads = Totals(*generated);
   // Sum over layers of the third smallest imbalance of the four workloads.
   const auto third = [&](const Placement& placement) {
     double sum = 0;

@@ -85,8 +85,7 @@ TEST(LoadGenerator, GeneratesLoadsLikeThoseThatAreFitted) {
     fit.workloads = 6;
     const auto again = GenerateLoads(fit);
     ASSERT_TRUE(again.ok()) << again.status();
-    std::vector<LoadMatrix> others;
-    for (const Workload& workload : *again) others.push_back(workload.total);
+    const std::vector<LoadMatrix> others = Totals(*again);
     const GeneratorOptions second = FitGenerator(others, /*correlation=*/0.1);
     EXPECT_EQ(second.skew, skew);
     EXPECT_NEAR(second.spreads.front(), fit.spreads.front(), 0.2 * fit.spreads.front());

@@ -6,6 +6,12 @@
 
 namespace moesaic::parallel {
 
+std::vector<LoadMatrix> Totals(std::span<const Workload> workloads) {
+  std::vector<LoadMatrix> totals;
+  for (const Workload& workload : workloads) totals.push_back(workload.total);
+  return totals;
+}
+
 Status CheckLoad(const LoadMatrix& load, const std::string& source) {
   if (load.layers < 1 || load.layers > kMaxLayers)
     return InvalidArgument("{}: layers must be from 1 to {}, found {}", source, kMaxLayers, load.layers);

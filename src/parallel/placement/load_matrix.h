@@ -35,6 +35,9 @@ struct Workload {
   std::vector<LoadMatrix> windows = {};  ///< Empty for a recording without windows.
 };
 
+/// Returns the totals of the workloads, in their order.
+std::vector<LoadMatrix> Totals(std::span<const Workload> workloads);
+
 /// Returns InvalidArgument for sizes out of bounds, values that are negative or not finite, and a load
 /// without any token. `source` begins the message.
 Status CheckLoad(const LoadMatrix& load, const std::string& source);

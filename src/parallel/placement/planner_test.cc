@@ -13,11 +13,7 @@ namespace moesaic::parallel {
 namespace {
 
 std::vector<LoadMatrix> Loads(int layers, int experts, int workloads, uint64_t seed) {
-  std::vector<LoadMatrix> loads;
-  const auto generated =
-      GenerateLoads({.layers = layers, .experts = experts, .workloads = workloads, .seed = seed});
-  for (const Workload& workload : *generated) loads.push_back(workload.total);
-  return loads;
+  return Totals(*GenerateLoads({.layers = layers, .experts = experts, .workloads = workloads, .seed = seed}));
 }
 
 double MeanImbalance(const Placement& placement, const LoadMatrix& load) {

@@ -50,8 +50,7 @@ StatusOr<std::vector<FrontPoint>> PlanFront(std::span<const Workload> workloads,
   if (options.nodes < 2) return InvalidArgument("nodes must be 2 or more, found {}", options.nodes);
   if (options.ranks < 1 || options.ranks > kMaxRanks || options.slots < 1)
     return InvalidArgument("ranks must be from 1 to {}, found {}", kMaxRanks, options.ranks);
-  std::vector<LoadMatrix> loads;
-  for (const Workload& workload : workloads) loads.push_back(workload.total);
+  std::vector<LoadMatrix> loads = Totals(workloads);
   std::vector<FrontPoint> points;
   const int total = static_cast<int>(std::size(kWeights));
   for (const double weight : kWeights) {

@@ -212,20 +212,17 @@ TEST(EstimateTest, AgreesWithAnExecutionOnVirtualTime) {
       // Combines begin on ranks that finished early, and headers travel apart from ids.
       EXPECT_NEAR(seconds / predicted, 1, 0.15) << shape << " " << static_cast<int>(forwarding);
       for (size_t level = 0; level < estimate->dispatch.size(); ++level) {
-        int64_t rows = 0, routing = 0;
-        for (const auto& levels : traffic) {
-          rows += levels[level].rows;
-          routing += levels[level].routing_bytes;
-        }
-        EXPECT_EQ(rows, estimate->dispatch[level].rows);
-        EXPECT_EQ(routing, estimate->dispatch[level].routing_bytes);
-        int64_t sums = 0, sum_bytes = 0;
-        for (const auto& levels : combine_traffic) {
-          sums += levels[level].rows;
-          sum_bytes += levels[level].row_bytes;
-        }
-        EXPECT_EQ(sums, estimate->combine[level].rows);
-        EXPECT_EQ(sum_bytes, estimate->combine[level].row_bytes);
+        const auto sum = [level](const std::vector<std::vector<LevelTraffic>>& of_ranks,
+                                 int64_t LevelTraffic::*count) {
+          int64_t total = 0;
+          for (const std::vector<LevelTraffic>& levels : of_ranks) total += levels[level].*count;
+          return total;
+        };
+        const LevelTraffic &dispatch = estimate->dispatch[level], &combine = estimate->combine[level];
+        EXPECT_EQ(sum(traffic, &LevelTraffic::rows), dispatch.rows);
+        EXPECT_EQ(sum(traffic, &LevelTraffic::routing_bytes), dispatch.routing_bytes);
+        EXPECT_EQ(sum(combine_traffic, &LevelTraffic::rows), combine.rows);
+        EXPECT_EQ(sum(combine_traffic, &LevelTraffic::row_bytes), combine.row_bytes);
       }
     }
   }

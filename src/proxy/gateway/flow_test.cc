@@ -125,9 +125,7 @@ TEST_F(FlowTest, ARequestWhosePredictedWaitIsTooLongGets429) {
   EXPECT_NE(second.body.find("predicted waiting time"), std::string::npos) << second.body;
   Data(c, Answer(R"({"choices":[{"text":"a"}]})"));
   EXPECT_EQ(first.status, 200);
-  for (Flow* flow : {&one, &two}) flow->Detach();
-  Loop();
-  ExpectIdle();
+  End(one, two);
 }
 
 TEST_F(FlowTest, ARequestThatCannotMeetTheTargetGets429WithShed) {
@@ -144,9 +142,7 @@ TEST_F(FlowTest, ARequestThatCannotMeetTheTargetGets429WithShed) {
   Connected(Only());
   Data(Only(), Answer(R"({"choices":[{"text":"a"}]})"));
   EXPECT_EQ(small.status, 200);
-  two.Detach();
-  Loop();
-  ExpectIdle();
+  End(two);
 }
 
 // --- Timers ---
@@ -162,9 +158,7 @@ TEST_F(FlowTest, AnIdleWorkerHasNoTimer) {
   Advance(kSecond);
   Connected(Only());
   Data(Only(), std::string(kStreamHead) + Event(kToken) + Event("[DONE]") + "0\r\n\r\n");
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
   Advance(kSecond);
   EXPECT_EQ(transport_.due_, -1);
 }
@@ -194,9 +188,7 @@ TEST_F(FlowTest, TheTimeOfAPrefillEndsWithTheFirstTokenAndNotWithTheHead) {
   EXPECT_TRUE(client.ended);
   EXPECT_NE(client.body.find("\"error\""), std::string::npos);
   EXPECT_EQ(client.body.find("[DONE]"), std::string::npos);
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
 }
 
 TEST_F(FlowTest, AnEngineThatDoesNotAnswerInTimeIsReplacedAndThenReported) {
@@ -209,9 +201,7 @@ TEST_F(FlowTest, AnEngineThatDoesNotAnswerInTimeIsReplacedAndThenReported) {
   Connected(Only());
   Advance(21 * kSecond);
   EXPECT_EQ(client.status, 504);
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
 }
 
 TEST_F(FlowTest, ConnectingHasATimeLimit) {
@@ -227,9 +217,7 @@ TEST_F(FlowTest, ConnectingHasATimeLimit) {
   Connected(second);
   Data(second, Answer(R"({"choices":[{"text":"a"}]})"));
   EXPECT_EQ(client.status, 200);
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
 }
 
 TEST_F(FlowTest, TheQueueHasATimeLimitThatARetryDoesNotExtend) {
@@ -256,9 +244,7 @@ TEST_F(FlowTest, TheQueueHasATimeLimitThatARetryDoesNotExtend) {
   EXPECT_EQ(third.status, 0);
   Advance(2 * kSecond);
   EXPECT_EQ(third.status, 503);
-  for (Flow* flow : {&one, &two, &three}) flow->Detach();
-  Loop();
-  ExpectIdle();
+  End(one, two, three);
 }
 
 // --- The index ---
@@ -429,9 +415,7 @@ TEST_F(FlowTest, ThePriorityOfABodyCountsUpToTheBoundOfThePool) {
     Data(connection, Answer(R"({"choices":[{"text":"a"}]})"));
     EXPECT_EQ(next->status, 200);
   }
-  for (Flow* flow : {&one, &two, &three, &four}) flow->Detach();
-  Loop();
-  ExpectIdle();
+  End(one, two, three, four);
 }
 
 TEST_F(FlowTest, ThePriorityOfABodyDoesNotCountWithoutABound) {
@@ -439,9 +423,7 @@ TEST_F(FlowTest, ThePriorityOfABodyDoesNotCountWithoutABound) {
   FakeClient client;
   Flow& flow = Send(client, /*stream=*/true, /*tokens=*/300, R"(,"priority":-9)");
   EXPECT_EQ(state_.Request(flow.id())->facts.priority, 0);
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
 }
 
 TEST_F(FlowTest, ARequestNamesTheRankOfItsEngine) {
@@ -493,9 +475,7 @@ TEST_F(FlowTest, ATraceHasCompletedRequests) {
   Advance(kSecond);
   Connected(Only());
   Data(Only(), std::string(kStreamHead) + Event(kToken) + Event("[DONE]") + "0\r\n\r\n");
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
   Advance(kSecond);
   const std::string trace = TraceJson(*gateway_);
   for (const char* stage : {"prefill_waiting", "prefill_running", "decode_running"})

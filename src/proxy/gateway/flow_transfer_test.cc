@@ -56,9 +56,7 @@ TEST_F(TransferTest, AfterADecodeEngineThatMayHaveFetchedTheBlocksThePromptIsCom
   Connected(other);
   Data(other, Answer(R"({"choices":[{"text":"a"}]})"));
   EXPECT_EQ(client.status, 200);
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
 }
 
 TEST_F(TransferTest, ADecodeEngineThatIsNotReachedOrRefusesIsReplacedAlone) {
@@ -79,9 +77,7 @@ TEST_F(TransferTest, ADecodeEngineThatIsNotReachedOrRefusesIsReplacedAlone) {
   Connected(third);
   Data(third, std::string(kStreamHead) + Event(kToken) + Event("[DONE]") + "0\r\n\r\n");
   EXPECT_TRUE(client.whole);
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
 }
 
 // D would store what it reads under the hashes of the prompt.
@@ -93,9 +89,7 @@ TEST_F(TransferTest, BlocksThatMayHaveBeenFetchedAreNotFetchedToReleaseThem) {
   Connected(Only());
   Closed(Only());
   EXPECT_EQ(client.status, 502);
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
   EXPECT_EQ(board_->released_kv.load(), 0U);
 }
 
@@ -202,9 +196,7 @@ TEST_P(ParallelTest, DecodeIsCancelledWhenPrefillFails) {
   Data(*prefill, Answer("{}", 500));
   EXPECT_EQ(decode->exchange, nullptr);
   EXPECT_EQ(client.status, 502);  // the head of D's answer was not passed on
-  flow->Detach();
-  Loop();
-  ExpectIdle();
+  End(*flow);
 }
 
 TEST_P(ParallelTest, APrefillIsCancelledWhenDecodeFails) {
@@ -214,9 +206,7 @@ TEST_P(ParallelTest, APrefillIsCancelledWhenDecodeFails) {
   Closed(*decode);
   EXPECT_EQ(prefill->exchange, nullptr);
   EXPECT_EQ(client.status, 502);
-  flow->Detach();
-  Loop();
-  ExpectIdle();
+  End(*flow);
 }
 
 TEST_P(ParallelTest, BothAreCancelledWhenTheClientLeaves) {
@@ -304,9 +294,7 @@ TEST_F(TransferTest, BlocksReachARequestOfAnotherZone) {
   const auto prefill = std::ranges::find(open, "127.0.0.1:1", &Connection::host);
   ASSERT_NE(prefill, open.end());
   EXPECT_NE((*prefill)->sent.find(R"("remote_host":"h")"), std::string::npos) << (*prefill)->sent;
-  flow.Detach();
-  Loop();
-  ExpectIdle();
+  End(flow);
 }
 
 TEST_F(TransferTest, ABootstrapIdIdentifiesTheEngineAndNotItsNumber) {

@@ -180,6 +180,13 @@ class FlowTest : public testing::Test {
       EXPECT_EQ(e.load.prefill_requests + e.load.decode_requests + e.load.references, 0U);
     }
   }
+  // Detaches the flows of all clients, and expects that nothing of any request is left.
+  template <typename... Flows>
+  void End(Flows&... flows) {
+    (flows.Detach(), ...);
+    Loop();
+    ExpectIdle();
+  }
 
   PoolSettings settings_;
   TestZone zone_;

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/test_safetensors.h"
+
 namespace moesaic::checkpoint {
 
 /// A unique folder below the system's temporary folder, removed by the destructor.
@@ -36,13 +38,6 @@ class TestFolder {
 };
 
 inline std::span<const std::byte> BytesOf(const std::string& text) { return std::as_bytes(std::span(text)); }
-
-/// Returns a safetensors file with this header followed by `data`.
-inline std::string SafetensorsFile(const std::string& header, const std::string& data) {
-  const uint64_t length = header.size();
-  std::string file(reinterpret_cast<const char*>(&length), sizeof(length));
-  return file + header + data;
-}
 
 template <typename T>
 std::string RawBytes(const std::vector<T>& values) {

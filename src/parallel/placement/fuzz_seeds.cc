@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/test_seeds.h"
+#include "checkpoint/test_safetensors.h"
 #include "parallel/placement/numpy_file.h"
 #include "parallel/placement/placement_file.h"
 
@@ -17,15 +18,12 @@ using namespace moesaic::parallel;
 
 // Counts of two iterations and two layers, as TensorRT-LLM writes them.
 std::string TensorRtLoad() {
-  const std::string_view header =
+  const std::string header =
       R"({"50_3":{"dtype":"I32","shape":[2],"data_offsets":[0,8]},"50_4":{"dtype":"I32","shape":[2],"data_offsets":[8,16]},)"
       R"("51_3":{"dtype":"I64","shape":[2],"data_offsets":[16,32]},"51_4":{"dtype":"I64","shape":[2],"data_offsets":[32,48]}})";
-  std::string file(8, '\0');
-  file[0] = static_cast<char>(header.size() & 255);
-  file[1] = static_cast<char>(header.size() >> 8);
-  file += header;
-  for (int i = 0; i < 48; ++i) file += static_cast<char>(i % 4 == 0 ? i + 1 : 0);
-  return file;
+  std::string data;
+  for (int i = 0; i < 48; ++i) data += static_cast<char>(i % 4 == 0 ? i + 1 : 0);
+  return moesaic::checkpoint::SafetensorsFile(header, data);
 }
 
 void WriteLoads(const moesaic::base::SeedCorpus& corpus) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/test_safetensors.h"
 #include "parallel/placement/bounded_input.h"
 #include "parallel/placement/damaged_bytes.h"
 #include "parallel/placement/numpy_file.h"
@@ -12,6 +13,7 @@
 namespace moesaic::parallel {
 namespace {
 
+using checkpoint::SafetensorsFile;
 using Values = std::vector<double>;
 
 // A .npy file with the given header dictionary.
@@ -169,9 +171,7 @@ TEST_F(Folder, AStepWithoutLayersIsRefused) {
 
 TEST_F(Folder, TensorRtCountsAreNotNegative) {
   const std::string header = R"({"50_3":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}})";
-  std::string file(8, '\0');
-  file[0] = static_cast<char>(header.size());
-  Write("rank0.safetensors", file + header + std::string("\x01\x00\x00\x00\xff\xff\xff\xff", 8));
+  Write("rank0.safetensors", SafetensorsFile(header, std::string("\x01\x00\x00\x00\xff\xff\xff\xff", 8)));
   EXPECT_EQ(ReadLoad(path_.string()).status().message(),
             (path_ / "rank0.safetensors").string() + ": tensor \"50_3\" must hold counts, found -1");
 }
@@ -187,9 +187,7 @@ TEST_F(Folder, FilesAreReadWithinBounds) {
 
 TEST_F(Folder, TensorRtRanksAreSummed) {
   const std::string header = R"({"50_3":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}})";
-  std::string file(8, '\0');
-  file[0] = static_cast<char>(header.size());
-  file += header + std::string("\x01\x00\x00\x00\x02\x00\x00\x00", 8);
+  const std::string file = SafetensorsFile(header, std::string("\x01\x00\x00\x00\x02\x00\x00\x00", 8));
   Write("rank0.safetensors", file);
   Write("rank1.safetensors", file);
   Write("meta_info.json", "{}");
@@ -203,10 +201,7 @@ TEST_F(Folder, TensorRtIterationsHaveTheSameLayers) {
   const std::string header =
       R"({"50_3":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"50_4":{"dtype":"I32","shape":[1],"data_offsets":[4,8]},)"
       R"("51_3":{"dtype":"I32","shape":[1],"data_offsets":[8,12]},"51_5":{"dtype":"I32","shape":[1],"data_offsets":[12,16]}})";
-  std::string file(8, '\0');
-  file[0] = static_cast<char>(header.size() & 255);
-  file[1] = static_cast<char>(header.size() >> 8);
-  Write("rank0.safetensors", file + header + std::string(16, '\1'));
+  Write("rank0.safetensors", SafetensorsFile(header, std::string(16, '\1')));
   EXPECT_EQ(ReadLoad(path_.string()).status().message(),
             path_.string() + ": iteration 51 must have the layers of iteration 50");
 }

@@ -10,10 +10,13 @@
 #include <fstream>
 #include <iterator>
 
+#include "checkpoint/test_safetensors.h"
 #include "science/protein/protein_mpnn.h"
 
 namespace moesaic::app {
 namespace {
+
+using checkpoint::SafetensorsFile;
 
 class ProteinFilesTest : public testing::Test {
  protected:
@@ -130,7 +133,7 @@ TEST_F(ProteinFilesTest, NumberOfNeighborsIsChecked) {
   auto with = [&](const std::string& number) {
     std::string header = R"({"__metadata__":{"num_edges":")" + number + R"("}})";
     header.resize(64, ' ');
-    return Write("weights.safetensors", std::string("\x40\0\0\0\0\0\0\0", 8) + header);
+    return Write("weights.safetensors", SafetensorsFile(header, ""));
   };
   EXPECT_EQ(ReadProteinWeights(with("48"))->neighbors, 48);
   for (const std::string number : {"48x", "abc", "", "0", "-1", "10001", "1e300", "nan", "48.5"}) {
@@ -141,14 +144,12 @@ TEST_F(ProteinFilesTest, NumberOfNeighborsIsChecked) {
 }
 
 TEST_F(ProteinFilesTest, SafetensorsOfAllTypesAreConverted) {
-  std::string header =
+  const std::string header =
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[2],"data_offsets":[8,12]},)"
       R"("c":{"dtype":"F16","shape":[2],"data_offsets":[12,16]},"d":{"dtype":"F32","shape":[0],"data_offsets":[16,16]}})";
-  std::string bytes(8, '\0');
-  bytes[0] = static_cast<char>(header.size());
-  bytes[1] = static_cast<char>(header.size() >> 8);
   const std::string data("\0\0\x80\x3f\0\0\0\xc0\x80\x3f\0\xc0\0\x3c\0\xc0", 16);
-  const ProteinWeights weights = *ReadProteinWeights(Write("weights.safetensors", bytes + header + data));
+  const ProteinWeights weights =
+      *ReadProteinWeights(Write("weights.safetensors", SafetensorsFile(header, data)));
   for (const std::string name : {"a", "b", "c"})
     EXPECT_EQ(weights.tensors.at(name).values, (std::vector<float>{1, -2})) << name;
   EXPECT_TRUE(weights.tensors.at("d").values.empty());

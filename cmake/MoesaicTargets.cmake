@@ -176,6 +176,24 @@ function(moesaic_test name)
   endforeach()
 endfunction()
 
+# moesaic_ucx_tests(TEST ...)
+#   sets what the sanitizers need in tests whose processes open UCX.
+function(moesaic_ucx_tests)
+  set(environment)
+  if(MOESAIC_SANITIZE MATCHES thread)
+    # UCX patches madvise(), which a thread calls after ThreadSanitizer has freed the thread's state.
+    list(APPEND environment "UCX_MEM_EVENTS=no")
+  endif()
+  if(MOESAIC_SANITIZE MATCHES address)
+    # LeakSanitizer takes a wrong address for the thread-local data of UCX's libraries, which are opened at run time, and fails.
+    list(APPEND environment "ASAN_OPTIONS=intercept_tls_get_addr=0:fast_unwind_on_malloc=0"
+         "LSAN_OPTIONS=suppressions='${CMAKE_SOURCE_DIR}/cmake/lsan.supp':print_suppressions=0")
+  endif()
+  if(environment)
+    set_property(TEST ${ARGN} APPEND PROPERTY ENVIRONMENT ${environment})
+  endif()
+endfunction()
+
 # moesaic_test_seconds(TEST SECONDS [TEST SECONDS ...])
 #   tells CTest how long a test takes on two idle cores. It starts the longest first, so that none runs alone at the end.
 #   Tests of less than about 30 seconds need no entry.

@@ -18,8 +18,9 @@ from moesaic_cli import BINARY, ROOT, free_port, limit, main, read_until, run
 
 sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "tests" / "support"), str(ROOT / "bench")]
 import make_shapes  # noqa: E402
-import ranks_test  # noqa: E402
 from control_group import memory_controllers  # noqa: E402
+from processes import children, memory_bytes  # noqa: E402
+from ranks_test import ended  # noqa: E402
 from serving import Server, until  # noqa: E402
 from terminal import Terminal  # noqa: E402
 
@@ -37,12 +38,6 @@ def make_tiny(path):
     """A model of the same kind with few weights: 2 layers of 4 experts."""
     write_model(path, layers=2, experts=4)
     return path
-
-
-def anonymous(pid):
-    """Returns the bytes of a process's resident memory that are no pages of files."""
-    status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) << 10
 
 
 def part_bytes(path):
@@ -110,7 +105,7 @@ class RankMemory(unittest.TestCase):
             self.addCleanup(server.process.kill)
             status, answer = server.json("POST", "/v1/completions", {"prompt": PROMPT_IDS[:20], "max_tokens": 2})
             self.assertEqual(status, 200, answer)
-            sizes = [anonymous(pid) for pid in (server.process.pid, *ranks_test.children(server.process.pid))]
+            sizes = [memory_bytes(pid, "RssAnon") for pid in (server.process.pid, *children(server.process.pid))]
             self.assertEqual(server.stop(), 0)
             return sizes
 
@@ -138,7 +133,7 @@ class RankMemory(unittest.TestCase):
                 self.addCleanup(server.process.kill)
                 status, answer = server.json("POST", "/v1/completions", {"prompt": PROMPT_IDS, "max_tokens": 2})
                 self.assertEqual(status, 200, answer)
-                for rank, pid in enumerate([server.process.pid, *ranks_test.children(server.process.pid)]):
+                for rank, pid in enumerate([server.process.pid, *children(server.process.pid)]):
                     held = resident(pid, packed)
                     self.assertLessEqual(held, 1.1 * parts[rank], f"rank {rank}")
                     self.assertGreater(held, 0.5 * parts[rank], f"rank {rank}")
@@ -158,7 +153,7 @@ class RankMemory(unittest.TestCase):
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.kill)
         log = self.read_until(process, "requests get 503")
-        rank, = ranks_test.children(process.pid)
+        rank, = children(process.pid)
         return process, rank, log
 
     def read_until(self, process, text, log=""):
@@ -180,8 +175,7 @@ class RankMemory(unittest.TestCase):
         repeated."""
         for _ in range(5):
             process, rank, log = self.loading()
-            status = pathlib.Path(f"/proc/{rank}/status").read_text()
-            size = (int(status.split("VmData:")[1].split()[0]) << 10) + (64 << 20)  # less than the rank's weights
+            size = memory_bytes(rank, "VmData") + (64 << 20)  # less than the rank's weights
             resource.prlimit(rank, resource.RLIMIT_DATA, (size, size))
             if "ready after" not in log:
                 log += read_until(process.stderr, "ready after")
@@ -203,7 +197,7 @@ class RankMemory(unittest.TestCase):
             log = self.read_until(process, f"rank 1 (process {rank}) was stopped by signal 19", log)
             process.send_signal(signal.SIGTERM)
             _, error = process.communicate(timeout=limit())
-            until(lambda: ranks_test.ended(rank), limit())
+            until(lambda: ended(rank), limit())
             if "ready after" not in log + error.decode():
                 break
         self.assertEqual(process.returncode, 128 + signal.SIGTERM, error)

@@ -18,19 +18,14 @@ import urllib.request
 from moesaic_cli import (BINARY, GOLDEN, MPI, MPI_FLAGS, ROOT, free_port, limit, main, mpirun, needs_mpirun, patient,
                          read_npy, read_until, run, wait_until_caught)
 
-sys.path.insert(0, str(ROOT / "tests" / "server"))
+sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "tests" / "support")]
+from processes import children  # noqa: E402
 from serving import MODEL, until  # noqa: E402
 
 IDS = ",".join(str(3 + i * 7 % 90) for i in range(40))
 LAYOUTS = (("-tp", "2"), ("-pp", "2"), ("-tp", "2", "-ep"), ("-tp", "2", "-pp", "2"), ("-tp", "3"), ("-pp", "3"),
            ("-tp", "4", "--ep-size", "2"), ("-tp", "2", "-dp", "2"), ("-dp", "2", "-ep"), ("-tp", "2", "-dp", "2", "-ep"),
            ("-pp", "2", "-dp", "2", "-ep"))
-
-
-def children(pid):
-    """The processes that a process has started."""
-    return [int(text) for task in pathlib.Path(f"/proc/{pid}/task").iterdir()
-            for text in (task / "children").read_text().split()]
 
 
 def ended(pid):

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Sends 2,000 requests and drops 90% of them at random moments, among slow, half-closed, huge and malformed ones. The server
-must not crash, leak a block, or change the answer of a live request.
+must not crash, leak a block, leak memory on any rank, or change the answer of a live request.
 
 MOESAIC_STORM_REQUESTS sets the number of requests, for sanitizer builds.
 """
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -11,16 +12,25 @@ import random
 import signal
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import time
 import unittest
 
 import json_cases
-from serving import ANSWER_SECONDS, Server, chat, serving, until, wire
+from serving import ANSWER_SECONDS, ROOT, Server, chat, serving, until, wire
+
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from processes import children, memory_bytes  # noqa: E402
 
 REQUESTS = int(os.environ.get("MOESAIC_STORM_REQUESTS", "2000"))
 CONNECTIONS = 32
+# Maximum growth of anonymous memory while the second half of the requests is served, of rank 0 and of another rank: 32 KiB and
+# 16 KiB per request. Buffers have their final sizes by then, and a rank other than 0 receives only batches of tokens.
+DRIVER_GROWTH, RANK_GROWTH = 32 << 20, 16 << 20
+# Makes glibc return freed blocks of 128 KiB and more at once. By default it also keeps larger ones, such as bodies of 10 MB.
+ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
 # Session fields of the requests, true or not. None omits the field.
 SESSIONS = [None, None, None, "continues", "ends", {}, {"state": "ends"}, {"tokens": 5, "returns_in": 2}, {"tokens": 1 << 40},
             {"returns_in": 1e9}, {"tokens": 0, "returns_in": 0.001}]
@@ -41,12 +51,15 @@ def reset(client):
 
 class Storm(unittest.TestCase):
     def setUp(self):
-        self.server = Server("--header-timeout", "5", "--max-queue", "64", *self.flags())
+        self.server = Server("--header-timeout", "5", "--max-queue", "64", *self.flags(), environment=ALLOCATION)
         self.faults = []
         self.served = 0
 
     def flags(self):
         return ()
+
+    def check_half(self):
+        """Reads values after half of the storm, while the server is quiet."""
 
     def check_quiet(self):
         """Checks conditions of one test after the storm."""
@@ -147,19 +160,20 @@ class Storm(unittest.TestCase):
                 self.faults.append(f"{body[:40]!r}: {status}")
             client.close()
 
-    def worker(self, number, share):
+    def send(self, number):
+        """Sends the request of this number."""
         random_ = random.Random(number)
-        for _ in range(share):
-            kind = random_.choices(["drop", "half", "slow", "huge", "malformed", "strange"], [87, 4, 0.5, 0.5, 5, 3])[0]
-            try:
-                self.abuse(kind, random_)
-            except OSError as error:
-                if kind not in ("drop", "half"):  # these may receive resets
-                    self.faults.append(f"{kind}: {error}")
+        kind = random_.choices(["drop", "half", "slow", "huge", "malformed", "strange"], [87, 4, 0.5, 0.5, 5, 3])[0]
+        try:
+            self.abuse(kind, random_)
+        except OSError as error:
+            if kind not in ("drop", "half"):  # these may receive resets
+                self.faults.append(f"{kind}: {error}")
 
     def live(self, stop, expected):
         """Repeats one request, whose answer must not change. A full queue is allowed."""
-        while not stop.is_set() or self.served == 0:
+        served = self.served
+        while not stop.is_set() or self.served == served:
             try:
                 status, answer = self.server.json("POST", PATHS[0], chat("What is the capital of France?", temperature=0))
             except OSError as error:
@@ -173,23 +187,29 @@ class Storm(unittest.TestCase):
                 return
             self.served += 1
 
-    def test_live_requests_are_answered_during_a_storm(self):
-        expected = self.server.json("POST", PATHS[0], chat("What is the capital of France?", temperature=0))
-        expected = expected[1]["choices"][0]["message"]["content"]
+    def storm(self, numbers, expected):
+        """Sends the requests of these numbers while live ones are answered, and waits until the server is quiet."""
         stop = threading.Event()
         live = threading.Thread(target=self.live, args=(stop, expected))
         live.start()
-        # 90% are dropped or half-closed. The others run to their end, as do the live requests.
-        workers = [threading.Thread(target=self.worker, args=(i, REQUESTS // CONNECTIONS)) for i in range(CONNECTIONS)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        stop.set()
-        live.join()
+        try:
+            # 90% are dropped or half-closed. The others run to their end, as do the live requests.
+            with concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as pool:
+                for _ in pool.map(self.send, numbers):
+                    pass
+        finally:
+            stop.set()
+            live.join()
         self.assertEqual(self.faults, [])
         self.server.wait_until_quiet()
         until(lambda: self.server.metric("moesaic:http_connections") == 1)  # that of this request
+
+    def test_live_requests_are_answered_during_a_storm(self):
+        expected = self.server.json("POST", PATHS[0], chat("What is the capital of France?", temperature=0))
+        expected = expected[1]["choices"][0]["message"]["content"]
+        self.storm(range(REQUESTS // 2), expected)
+        self.check_half()
+        self.storm(range(REQUESTS // 2, REQUESTS), expected)
         self.assertEqual(self.server.json("GET", "/state")[1]["kv"]["used_blocks"], 0)
         self.check_quiet()
         errors = [name for name in self.server.metrics() if name.startswith("moesaic:http_requests_total") and 'status="5' in name
@@ -217,22 +237,47 @@ class StormOverTiers(Storm):
 
 class StormOverRanks(Storm):
     """The same storm with the model on four processes, and a cache that preempts requests to the swap space."""
+    REPLICAS = 0  # number of replicas that /metrics has
 
     def flags(self):
         return ("-tp", "2", "-pp", "2", "--dtype", "f32", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB",
                 "--kv-warm-memory", "512KiB")
 
+    def memory(self):
+        """Returns the anonymous memory of each rank's process, or nothing in a build with a sanitizer. A sanitizer delays frees, and
+        maps terabytes of addresses."""
+        ranks = [self.server.process.pid, *children(self.server.process.pid)]
+        self.assertGreater(len(ranks), 1)
+        if memory_bytes(ranks[0], "VmSize") > 1 << 40:
+            return []
+        return [memory_bytes(pid, "RssAnon") for pid in ranks]
 
-class StormOverReplicas(Storm):
+    def check_half(self):
+        self.half = self.memory()
+
+    def check_quiet(self):
+        for rank, (before, after) in enumerate(zip(self.half, self.memory(), strict=True)):
+            print(f"rank {rank}: {before / 2**20:.1f} MiB after half of the storm, {after / 2**20:.1f} MiB after it")
+            self.assertLess(after - before, RANK_GROWTH if rank > 0 else DRIVER_GROWTH, f"rank {rank}")
+        # The driver has the block tables of all ranks of a replica. A slot of the swap space is one on each of them.
+        metrics = self.server.metrics()
+        self.assertEqual(metrics['moesaic:swap_blocks{state="used"}'], 0)
+        used = [value for name, value in metrics.items() if name.startswith("moesaic:replica_kv_blocks") and 'state="used"' in name]
+        self.assertEqual(used, [0] * self.REPLICAS)
+
+
+class StormOverReplicas(StormOverRanks):
     """The same storm with two replicas of two processes each."""
+    REPLICAS = 2
 
     def flags(self):
         return ("-dp", "2", "-tp", "2", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB",
                 "--kv-warm-memory", "512KiB")
 
 
-class StormOverExperts(Storm):
+class StormOverExperts(StormOverRanks):
     """The same storm with two replicas that divide the experts."""
+    REPLICAS = 2
 
     def flags(self):
         return ("-dp", "2", "-ep", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB", "--kv-warm-memory", "512KiB")

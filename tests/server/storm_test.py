@@ -50,6 +50,8 @@ def reset(client):
 
 
 class Storm(unittest.TestCase):
+    WEIGHTS = {"drop": 87, "half": 4, "slow": 0.5, "huge": 0.5, "malformed": 5, "strange": 3}  # percent of the requests
+
     def setUp(self):
         self.server = Server("--header-timeout", "5", "--max-queue", "64", *self.flags(), environment=ALLOCATION)
         self.faults = []
@@ -163,7 +165,7 @@ class Storm(unittest.TestCase):
     def send(self, number):
         """Sends the request of this number."""
         random_ = random.Random(number)
-        kind = random_.choices(["drop", "half", "slow", "huge", "malformed", "strange"], [87, 4, 0.5, 0.5, 5, 3])[0]
+        kind, = random_.choices(list(self.WEIGHTS), list(self.WEIGHTS.values()))
         try:
             self.abuse(kind, random_)
         except OSError as error:
@@ -264,6 +266,14 @@ class StormOverRanks(Storm):
         self.assertEqual(metrics['moesaic:swap_blocks{state="used"}'], 0)
         used = [value for name, value in metrics.items() if name.startswith("moesaic:replica_kv_blocks") and 'state="used"' in name]
         self.assertEqual(used, [0] * self.REPLICAS)
+
+
+class StormOverTwoShards(StormOverRanks):
+    """The same storm with two tensor parallel processes, without requests that wait for HTTP's time limits or fill its buffers."""
+    WEIGHTS = {"drop": 88, "half": 4, "malformed": 5, "strange": 3}
+
+    def flags(self):
+        return "-tp", "2", "--kv-memory", "1MiB", "--ctx-size", "2048", "--swap-space", "1MiB", "--kv-warm-memory", "512KiB"
 
 
 class StormOverReplicas(StormOverRanks):

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -16,9 +17,10 @@ import time
 import unittest
 
 from moesaic_cli import BINARY, ROOT, free_port, limit, main, patient, run
-from ranks_test import children, ended, shared_files
+from ranks_test import ended, shared_files
 
-sys.path.insert(0, str(ROOT / "tests" / "server"))
+sys.path[:0] = [str(ROOT / "tests" / "server"), str(ROOT / "tests" / "support")]
+from processes import children, memory_bytes  # noqa: E402
 from serving import MODEL, Server, until, wire  # noqa: E402
 
 NAMED_SECONDS = 2  # on an idle machine, until a rank that is killed or stopped is named
@@ -36,9 +38,14 @@ class Serving(unittest.TestCase):
         number = ranks.index(ranks[victim]) + 1
         log = server.read_log()
         self.assertIn(f"rank {number} (process {ranks[victim]}) was killed by signal 9", log)
-        named = re.search(r"^\[([\d-]+ [\d:.]+)\].*\[error\] .*; the server stops", log, re.M)
+        self.failure_named_soon(log, begin)
+
+    def failure_named_soon(self, log, begin):
+        """Returns the reason that the log gives for the end of the server, within 2 s of the time `begin`."""
+        named = re.search(r"^\[([\d-]+ [\d:.]+)\].*\[error\] (.*); the server stops", log, re.M)
         self.assertTrue(named, log)
         self.assertLess(datetime.datetime.fromisoformat(named[1]).timestamp() - begin, patient(NAMED_SECONDS))
+        return named[2]
 
     def test_each_rank_is_killed_in_turn_and_leaves_no_process_or_file(self):
         for flags, victim in itertools.product((("-tp", "2", "-pp", "2"), ("-dp", "2", "-tp", "2", "-ep")), range(4)):
@@ -70,6 +77,47 @@ class Serving(unittest.TestCase):
     def test_a_killed_rank_ends_the_server_with_an_error_event(self):
         answer = self.answer_of_a_killed_rank("-tp", "2")
         self.assertTrue(answer.rstrip().endswith((b"data: [DONE]", b"0")), answer[-200:])
+
+    def test_a_rank_that_runs_out_of_memory_while_requests_run_is_named(self):
+        """Steps of the stream have 16 sequences. Rank 1 then gets a limit that leaves it 2 MiB, and the hidden states of a step with
+        four prompts need 14 MiB."""
+        server = Server("-tp", "2", "--threads", "1", "--max-sequences", "20", "--max-batch-tokens", "16384")
+        self.addCleanup(server.process.kill)
+        rank, = children(server.process.pid)
+        stream = {"prompt": "Once", "n": 16, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        prompts = [[3 + (i + number) % 1000 for i in range(3500)] for number in range(4)]
+
+        def rest(client):
+            parts = []
+            while part := client.recv(1 << 16):
+                parts.append(part)
+            return b"".join(parts)
+
+        with socket.create_connection((server.host, server.port), timeout=limit()) as client, \
+                concurrent.futures.ThreadPoolExecutor(1) as pool:
+            client.sendall(wire("/v1/completions", json.dumps(stream).encode()))
+            answer = b""
+            while b'"text"' not in answer:
+                part = client.recv(1 << 16)
+                self.assertTrue(part, answer)
+                answer += part
+            size = memory_bytes(rank, "VmData") + (2 << 20)
+            resource.prlimit(rank, resource.RLIMIT_DATA, (size, size))
+            reading = pool.submit(rest, client)
+            begin = time.time()
+            status, refused = server.json("POST", "/v1/completions", {"prompt": prompts, "max_tokens": 1})
+            streamed = reading.result()
+        self.assertEqual(status, 500, refused)
+        self.assertIn("rank 1 ", refused["error"]["message"])
+        self.assertIn(b'data: {"error"', streamed)
+        server.process.wait(limit())
+        self.assertEqual(server.stop(), 1)
+        until(lambda: ended(rank), limit())
+        log = server.read_log()
+        named = self.failure_named_soon(log, begin)
+        self.assertRegex(named, rf"^rank 1 (died|\(process {rank}\) exited with code 1)")
+        if "exited" in named:  # all of its output came before
+            self.assertRegex(log, r"rank 1: .*out of memory")
 
     def test_health_fails_after_a_killed_rank_until_the_server_ends(self):
         """A client that does not read keeps the server waiting to write its answer, until the test closes it."""

@@ -51,9 +51,9 @@ MPI_FLAGS = ["--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", "vader,se
 needs_mpirun = unittest.skipIf(shutil.which("mpirun") is None, "mpirun is missing: install openmpi-bin")
 
 
-def mpirun(*arguments):
-    """Runs `moesaic ARGUMENTS` on two ranks of mpirun and returns the finished process."""
-    command = ["mpirun", "-n", "2", *MPI_FLAGS, str(BINARY), *map(str, arguments)]
+def mpirun(*arguments, ranks=2):
+    """Runs `moesaic ARGUMENTS` on ranks of mpirun and returns the finished process."""
+    command = ["mpirun", "-n", str(ranks), *MPI_FLAGS, str(BINARY), *map(str, arguments)]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit(),
                           env=os.environ | MPI)
 

@@ -83,19 +83,28 @@ class Results(RanksCase):
             result = run("logits", GOLDEN / "qwen3-tied", "--ids", IDS, "--dtype", "f32", "--threads", "1", "--out", out, *flags)
             self.assertEqual(result.stderr.count("has no effect on a model without routed experts"), 1, result.stderr)
 
-    @needs_mpirun
+    TRANSPORT_LAYOUTS = (("-tp", "2"), ("-pp", "2"), ("-dp", "2", "-ep"), ("-tp", "2", "-pp", "2"), ("-tp", "2", "-dp", "2", "-ep"))
+
     def test_results_do_not_depend_on_the_transport(self):
-        model, out = GOLDEN / "qwen3-moe-norm-tied", self.folder / "logits.npy"
-        for flags in (("-tp", "2"), ("-pp", "2"), ("-dp", "2", "-ep")):
+        model = GOLDEN / "qwen3-moe-norm-tied"
+        for flags in self.TRANSPORT_LAYOUTS:
             with self.subTest(layout=flags):
                 expected = self.logits(model, *flags)
                 for transport in ("tcp,self", "posix,self"):
                     with unittest.mock.patch.dict(os.environ, UCX_TLS=transport):
                         self.assertEqual(self.logits(model, *flags), expected, transport)
+
+    @needs_mpirun
+    def test_results_over_mpi_are_those_over_ucx(self):
+        model, out = GOLDEN / "qwen3-moe-norm-tied", self.folder / "logits.npy"
+        for flags in self.TRANSPORT_LAYOUTS:
+            with self.subTest(layout=flags):
+                expected = self.logits(model, *flags)
                 out.unlink()
-                result = mpirun("logits", model, "--ids", IDS, "--dtype", "f32", "--threads", "1", "--out", out, *flags)
+                result = mpirun("logits", model, "--ids", IDS, "--dtype", "f32", "--threads", "1", "--out", out, *flags,
+                                ranks=2 ** flags.count("2"))
                 self.assertEqual(result.returncode, 0, result.stderr)
-                self.assertEqual(read_npy(out), expected, "mpirun")
+                self.assertEqual(read_npy(out), expected)
 
     def test_verbs_take_the_same_flags(self):
         words = ("generate", MODEL, "--dtype", "f32", "--prompt", "Once upon a time", "--prompt", "The lion", "--prompt",

@@ -253,6 +253,37 @@ inline void ExpectOracleWithDrafts(const Case& c) {
   }
 }
 
+/// Cancelled requests free their blocks, and outputs after them are the oracle's.
+inline void ExpectAbortsFreeBlocks(const Case& c) {
+  RankedEngine ranks(c.checkpoint, c.degrees);
+  EngineOptions options;
+  options.max_sequences = 4;
+  options.max_batch_tokens = 32;
+  ASSERT_TRUE(ranks.Start(options, 32).ok());
+  Engine& engine = ranks.engine();
+  for (int i = 0; i < 60; ++i) {
+    Request request;
+    request.prompt.assign(1 + i * 7 % 90, 3 + i % 5);
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 20;
+    const auto id = engine.Add(request);
+    ASSERT_TRUE(id.ok()) << Message(id.status());
+    std::vector<TokenEvent> events;
+    for (int steps = i % 4; steps > 0; --steps) ASSERT_TRUE(engine.Step(&events).ok());
+    if (i % 3 != 0) engine.Cancel(*id);
+  }
+  std::vector<TokenEvent> events;
+  while (!engine.idle()) ASSERT_TRUE(engine.Step(&events).ok());
+  const EngineStats stats = engine.stats();
+  EXPECT_EQ(stats.free_blocks + stats.cached_blocks, stats.total_blocks);
+  ASSERT_EQ(std::ssize(stats.replicas), c.degrees.data > 1 ? c.degrees.data : 0);
+  for (const ReplicaStats& replica : stats.replicas) {
+    EXPECT_EQ(replica.free_blocks + replica.cached_blocks, replica.total_blocks);
+    EXPECT_GT(replica.prompt_tokens, 0);
+  }
+  ExpectOracle(engine, c.checkpoint);
+}
+
 /// Outputs follow their grammars, drawn or greedy, with drafts or without.
 inline void ExpectGrammars(const Case& c) {
   const text::Tokenizer tokenizer = ByteTokenizer();

@@ -52,28 +52,7 @@ TEST_P(RankedGoldenTest, DraftsKeepOutputs) { ExpectOracleWithDrafts(GetParam())
 
 TEST_P(RankedGoldenTest, OutputsFollowTheirGrammars) { ExpectGrammars(GetParam()); }
 
-TEST_P(RankedGoldenTest, AbortsFreeBlocksOnAllRanks) {
-  RankedEngine ranks(checkpoint(), GetParam().degrees);
-  EngineOptions options;
-  options.max_sequences = 4;
-  options.max_batch_tokens = 32;
-  ASSERT_TRUE(ranks.Start(options, 32).ok());
-  Engine& engine = ranks.engine();
-  for (int i = 0; i < 60; ++i) {
-    Request request;
-    request.prompt.assign(1 + i * 7 % 90, 3 + i % 5);
-    request.sampling.max_tokens = 20;
-    const auto id = engine.Add(request);
-    ASSERT_TRUE(id.ok()) << Message(id.status());
-    std::vector<TokenEvent> events;
-    for (int steps = i % 4; steps > 0; --steps) ASSERT_TRUE(engine.Step(&events).ok());
-    if (i % 3 != 0) engine.Cancel(*id);
-  }
-  std::vector<TokenEvent> events;
-  while (!engine.idle()) ASSERT_TRUE(engine.Step(&events).ok());
-  EXPECT_EQ(engine.stats().free_blocks + engine.stats().cached_blocks, engine.stats().total_blocks);
-  ExpectOracle(engine, checkpoint());
-}
+TEST_P(RankedGoldenTest, AbortsFreeBlocksOnAllRanks) { ExpectAbortsFreeBlocks(GetParam()); }
 
 TEST_P(RankedGoldenTest, ADeadRankIsNamed) {
   RankedEngine ranks(checkpoint(), GetParam().degrees);
@@ -349,6 +328,80 @@ TEST(RankedDraftTest, DraftsOfAModelKeepOutputs) {
     const SpeculationStats stats = ranks.engine().stats().speculation;
     EXPECT_GT(stats.draft_tokens, 0);
     EXPECT_GT(stats.accepted_tokens, stats.draft_tokens / 2);
+  }
+}
+
+// Greedy tokens of a request, and by how much each exceeds the second best in log-probability.
+struct LeadingTokens {
+  std::vector<int32_t> tokens;
+  std::vector<float> leads;
+};
+
+// Outputs of moesaic-tiny, whose decoder has four layers. The checkpoints of the oracle that have an MTP
+// module have two.
+std::vector<LeadingTokens> LeadingTokensOf(const Degrees& degrees, const std::string& method,
+                                           int64_t* drafted) {
+  RankedEngine ranks(models::SourcePath("models/moesaic-tiny"), degrees);
+  EngineOptions options;
+  options.max_sequences = 4;
+  options.max_batch_tokens = 64;
+  options.speculative.method = method;
+  options.speculative.adaptive = false;
+  const Status started = ranks.Start(options, 64);
+  EXPECT_TRUE(started.ok()) << Message(started);
+  if (!started.ok()) return {};
+  std::map<RequestId, LeadingTokens> said;
+  for (int i = 0; i < 4; ++i) {
+    Request request;
+    for (int t = 0; t < 5 + 20 * i; ++t) request.prompt.push_back(3 + (i * 131 + t * 7) % 1500);
+    request.sampling = Params(0, 0, 1, 2);
+    request.sampling.max_tokens = kTokens;
+    request.sampling.ignore_eos = true;
+    said[*ranks.engine().Add(request)] = {};
+  }
+  while (!ranks.engine().idle()) {
+    std::vector<TokenEvent> events;
+    const Status status = ranks.engine().Step(&events);
+    EXPECT_TRUE(status.ok()) << Message(status);
+    if (!status.ok()) return {};
+    for (const TokenEvent& event : events) {
+      LeadingTokens& own = said[event.request];
+      own.tokens.push_back(*event.token);
+      own.leads.push_back(event.logprobs.top[0].logprob - event.logprobs.top[1].logprob);
+    }
+  }
+  *drafted = ranks.engine().stats().speculation.draft_tokens;
+  std::vector<LeadingTokens> all;
+  for (auto& [id, own] : said) all.push_back(std::move(own));
+  return all;
+}
+
+TEST(RankedMtpTest, DraftsKeepOutputsInManyStages) {
+  int64_t drafted = 0;
+  const std::vector<LeadingTokens> one = LeadingTokensOf({}, "off", &drafted);
+  EXPECT_EQ(drafted, 0);
+  for (const Degrees& degrees : {Degrees{.pipeline = 3}, Degrees{.pipeline = 4},
+                                 Degrees{.tensor = 2, .pipeline = 3}, Degrees{.tensor = 3, .pipeline = 2}}) {
+    SCOPED_TRACE(Name(degrees));
+    const std::vector<LeadingTokens> many = LeadingTokensOf(degrees, "mtp", &drafted);
+    EXPECT_GT(drafted, 0);
+    ASSERT_EQ(many.size(), one.size());
+    int compared = 0;
+    for (size_t i = 0; i < one.size(); ++i) {
+      ASSERT_EQ(many[i].tokens.size(), one[i].tokens.size());
+      for (size_t t = 0; t < one[i].tokens.size() && one[i].leads[t] >= 1e-3F; ++t) {
+        ASSERT_EQ(many[i].tokens[t], one[i].tokens[t]) << "request " << i << ", token " << t;
+        ++compared;
+      }
+    }
+    EXPECT_GT(compared, 2 * kTokens) << "of 4 requests";
+  }
+}
+
+TEST(RankedMtpTest, DraftsKeepOutputsOfThreeAndFourShards) {
+  for (const Degrees& degrees : {Degrees{.tensor = 3}, Degrees{.tensor = 4, .expert = 2}}) {
+    SCOPED_TRACE(Name(degrees));
+    ExpectOracleWithDrafts({"deepseek-v3-mtp", degrees});
   }
 }
 

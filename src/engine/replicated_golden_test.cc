@@ -21,6 +21,8 @@ TEST_P(ReplicatedGoldenTest, DraftsKeepOutputs) { ExpectOracleWithDrafts(GetPara
 
 TEST_P(ReplicatedGoldenTest, OutputsFollowTheirGrammars) { ExpectGrammars(GetParam()); }
 
+TEST_P(ReplicatedGoldenTest, AbortsFreeBlocksOnAllReplicas) { ExpectAbortsFreeBlocks(GetParam()); }
+
 // One request at a time, so that the other replicas are idle, and some that end early.
 TEST_P(ReplicatedGoldenTest, IdleReplicasDoNotDelayOthers) {
   RankedEngine ranks(GetParam().checkpoint, GetParam().degrees);
@@ -160,20 +162,21 @@ INSTANTIATE_TEST_SUITE_P(All, MovingExpertsTest,
                                          Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2, .expert = 2}}),
                          NameOf);
 
-INSTANTIATE_TEST_SUITE_P(All, ReplicatedGoldenTest,
-                         testing::Values(Case{"deepseek-v3-mtp", {.data = 2}},
-                                         Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2}},
-                                         Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.tensor = 2, .data = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.data = 3}},
-                                         Case{"deepseek-v3-mtp", {.data = 2, .expert = 2}},
-                                         Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2, .expert = 4}},
-                                         Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2, .expert = 2}},
-                                         Case{"qwen3-moe-norm-tied", {.data = 3, .expert = 3}},
-                                         Case{"kimi-k2", {.data = 4, .expert = 4}},
-                                         Case{"pangu-ultra-moe-v11", {.tensor = 2, .data = 2, .expert = 4}},
-                                         Case{"llama3-rope-bias", {.tensor = 2, .data = 2}}),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    All, ReplicatedGoldenTest,
+    testing::Values(Case{"deepseek-v3-mtp", {.data = 2}}, Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2}},
+                    Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2}},
+                    Case{"qwen3-moe-norm-tied", {.tensor = 2, .data = 2}},
+                    Case{"qwen3-moe-norm-tied", {.data = 3}},
+                    Case{"deepseek-v3-mtp", {.data = 2, .expert = 2}},
+                    Case{"deepseek-v3-mtp", {.tensor = 2, .data = 2, .expert = 4}},
+                    Case{"deepseek-v3-mtp", {.pipeline = 2, .data = 2, .expert = 2}},
+                    Case{"qwen3-moe-norm-tied", {.data = 3, .expert = 3}},
+                    Case{"qwen3-moe-norm-tied", {.tensor = 2, .pipeline = 2, .data = 2, .expert = 4}},
+                    Case{"kimi-k2", {.data = 4, .expert = 4}},
+                    Case{"pangu-ultra-moe-v11", {.tensor = 2, .data = 2, .expert = 4}},
+                    Case{"llama3-rope-bias", {.tensor = 2, .data = 2}}),
+    NameOf);
 
 }  // namespace
 }  // namespace moesaic::engine

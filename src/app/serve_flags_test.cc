@@ -95,6 +95,18 @@ TEST_F(ServeFlagsTest, CommandLineOverridesAndUnknownSettingsAreNamed) {
             path_ + ": unknown setting \"max-queues\"");
 }
 
+TEST_F(ServeFlagsTest, SizesOfALayoutOverrideThatOfTheFile) {
+  const std::string text = "layout = \"tp=2,pp=2\"\n";
+  ASSERT_TRUE(Parse({"--config", Write(text)}).ok());
+  EXPECT_EQ(flags_.model.ranks.layout, "tp=2,pp=2");
+  ASSERT_TRUE(Parse({"--config", Write(text), "--tensor-parallel-size", "4"}).ok());
+  EXPECT_EQ(flags_.model.ranks.layout, "");
+  EXPECT_EQ(flags_.model.ranks.degrees.tensor, 4);
+  ASSERT_TRUE(Parse({"--config", Write("tensor-parallel-size = 4\n"), "--layout", "tp=2"}).ok());
+  EXPECT_EQ(flags_.model.ranks.layout, "tp=2");
+  EXPECT_EQ(flags_.model.ranks.degrees.tensor, 1);
+}
+
 TEST_F(ServeFlagsTest, RejectsTwoNamesOfOneSetting) {
   const std::string text = "draft-max = 3\nport = 9\nnum-speculative-tokens = 4\n";
   const std::string words =

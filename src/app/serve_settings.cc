@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <map>
+#include <set>
 
 #include "app/config_file.h"
 #include "app/serve_flags.h"
@@ -42,6 +43,18 @@ Status ReadConfigFile(const Verb& handle, const ServeFlags& flags) {
   ASSIGN_OR_RETURN(const std::string text, text::ReadFile(file));
   auto entries = ParseConfig(text);
   if (!entries.ok()) return Annotate(entries.status(), file);
+  std::set<const CLI::Option*> given;  // by a flag or the environment
+  for (const CLI::Option* option : verb.get_options()) {
+    if (option->count() > 0) given.insert(option);
+  }
+  // --tensor-parallel-size overrides the file's layout.
+  const auto is_overridden = [&given](const CLI::Option* option) {
+    if (given.contains(option)) return true;
+    for (const CLI::Option* other : option->get_excludes()) {
+      if (given.contains(other)) return true;
+    }
+    return false;
+  };
   std::map<const CLI::Option*, const ConfigEntry*> said;  // options may have two names
   for (const ConfigEntry& entry : *entries) {
     CLI::Option* option = verb.get_option_no_throw("--" + entry.key);
@@ -53,7 +66,7 @@ Status ReadConfigFile(const Verb& handle, const ServeFlags& flags) {
       return InvalidArgument("{}: line {}: \"{}\" was set as \"{}\" in line {} already", file, entry.line,
                              entry.key, it->second->key, it->second->line);
     }
-    if (option->count() > 0) continue;
+    if (is_overridden(option)) continue;
     std::vector<std::string> inputs = entry.values;
     // PrintConfig writes unset values this way.
     if (option->get_configurable() && inputs == std::vector<std::string>{""}) continue;

@@ -322,6 +322,25 @@ class Serving(unittest.TestCase):
         self.assertGreaterEqual(metrics[f'moesaic:expert_load_skew{{layer="{load["layers"][0]}"}}'], 1)
         self.assertEqual(server.stop(), 0)
 
+    def test_a_configuration_file_states_the_layout(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
+            def write(text):
+                config.seek(0)
+                config.truncate()
+                config.write(text)
+                config.flush()
+            write('layout = "tp=2,cp=2"\n')
+            error = run("serve", MODEL, "--config", config.name, "--port", "0", code=1).stderr
+            self.assertIn("a layout has sizes tp, pp, dp and ep", error)
+            write('layout = "tp=2,pp=2"\n')
+            server = Server("--config", config.name)
+            self.addCleanup(server.process.kill)
+            self.assertEqual(len(children(server.process.pid)), 3)
+            status, answer = server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 2})
+            self.assertEqual(status, 200, answer)
+            self.assertEqual(server.stop(), 0)
+            self.assertIn("ranks: TP2 x PP2 on 4 processes", server.read_log())
+
     def test_an_idle_server_notices_a_killed_rank(self):
         server = Server("-pp", "2")
         self.addCleanup(server.process.kill)

@@ -2,6 +2,7 @@
 """Tests the memory of ranks: a file with the parts of a layout is mapped part by part, and a model that exceeds the memory of one
 process runs on two."""
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -66,10 +67,17 @@ def resident(pid, path):
     return total
 
 
+@functools.cache
+def tell(text):
+    """Prints a text once."""
+    print(text, flush=True)
+
+
 @contextlib.contextmanager
 def memory_limit(size):
     """Yields a function for a child process before it starts: it may use `size` bytes. A control group counts all memory; where
-    none can be made, the limit of private writable memory counts weights that are packed or copied."""
+    none can be made, the limit of private writable memory counts weights that are packed or copied. The reason is printed."""
+    reasons = []
     for parent, limits in memory_controllers():
         group = parent / f"moesaic-{os.getpid()}-{os.urandom(4).hex()}"
         try:
@@ -78,7 +86,8 @@ def memory_limit(size):
                 raise OSError("no memory controller")
             for name in limits:
                 (group / name).write_text("0" if "swap" in name else str(size))
-        except OSError:
+        except OSError as error:
+            reasons.append(f"{parent}: {error.strerror or error}")
             with contextlib.suppress(OSError):
                 group.rmdir()
             continue
@@ -87,6 +96,7 @@ def memory_limit(size):
         finally:
             group.rmdir()
         return
+    tell(f"memory is limited by RLIMIT_DATA, because no control group can be made: {'; '.join(reasons)}")
     yield lambda: resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 

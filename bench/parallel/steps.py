@@ -259,7 +259,7 @@ def main():
                         help="rows of a prefill step (default 1024; deepseek: 4096 of each replica; dilated: 512)")
     parser.add_argument("--steps", nargs="+", choices=["decode", "prefill"], default=["decode", "prefill"],
                         help="of three-way and deepseek")
-    parser.add_argument("--hybrids", action="store_true", help="three-way: all layouts of 16 ranks")
+    parser.add_argument("--hybrids", action="store_true", help="three-way: also the other layouts of 16 ranks, in powers of two")
     parser.add_argument("--layouts", nargs="+", metavar="LAYOUT",
                         help='layouts that three-way and dilated simulate, named as in their tables, such as "PP8 x TP2" (default: all)')
     parser.add_argument("--layers", type=int, help="three-way: simulate that many layers, all with experts (default: all 61)")

@@ -79,7 +79,7 @@ class StandIns(unittest.TestCase):
 class SetupTest(StandIns):
     """Tests a copy of ./run, for a user without root, with stand-ins for the programs that it calls."""
 
-    OPTIONAL = "chromium|nginx*|etcd-server|*openmpi*|libucx-dev|npm"
+    OPTIONAL = "chromium|nginx*|etcd-server|*openmpi*|libucx-dev|npm|hpcc|libsimgrid-dev"
 
     def setUp(self):
         super().setUp()
@@ -104,6 +104,7 @@ echo install ok installed""")
         result = self.ask("test", "-N")
         self.assertEqual(result.returncode, 3, result.stderr)  # of cmake
         self.assertIn("no Chromium", result.stderr)
+        self.assertIn("no hpcc: the tests that need it will be skipped", result.stderr)
         self.assertIn("cannot install libucx-dev: the build may lack ranks", result.stderr)
 
     def test_packages_that_a_release_lacks_are_not_requested(self):

@@ -2,18 +2,21 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <string_view>
 #include <vector>
 
 #include "comm/collectives/communicator.h"
 #include "comm/collectives/plan_checker.h"
 #include "comm/collectives/plan_test_support.h"
+#include "comm/collectives/real_sums.h"
 
 namespace moesaic::comm {
 namespace {
@@ -24,6 +27,7 @@ constexpr std::array<DType, 8> kDTypes = {DType::kF32, DType::kBF16, DType::kF16
                                           DType::kI64, DType::kF64,  DType::kI8,  DType::kU8};
 // With odd tails.
 constexpr std::array<int64_t, 10> kCounts = {0, 1, 7, 33, 130, 1021, 4099, kLargeCount, 65537, (1 << 20) + 3};
+constexpr int64_t kSeveralPieces = 65537;  // a message of a quarter of it has two pieces (PieceElements())
 constexpr std::array<ReduceOp, 4> kOps = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};
 
 uint64_t Mix(uint64_t x) {
@@ -56,6 +60,12 @@ void StoreValue(DType dtype, int64_t value, std::byte* at) {
     default:
       return store(static_cast<uint8_t>(value));
   }
+}
+
+// Real numbers of 24 bits in [-1, 1).
+float RealOf(int rank, int64_t index) {
+  const uint64_t bits = Mix(static_cast<uint64_t>(rank) << 40 | static_cast<uint64_t>(index));
+  return static_cast<float>(bits >> 40) * 0x1p-23F - 1;
 }
 
 int64_t Apply(ReduceOp op, int64_t a, int64_t b) {
@@ -171,6 +181,7 @@ class Suite {
     }
     communicator_ = std::move(*created);
     RunAlgorithms();
+    if (transport_.size() > 1) RunLossyPlans();
     for (int64_t i = 0; i < 6; ++i) {
       for (const Collective collective : kAllCollectives) RunPlanned(collective, SizeOf(i), i);
     }
@@ -202,7 +213,7 @@ class Suite {
     for (const RankTree& tree : GroupShapes(transport_.size())) {
       for (const Collective collective : kAllCollectives) {
         for (const PlanShape& shape : ShapesOf(collective, tree)) {
-          if (shape.wire != WireFormat::kExact) continue;  // not comparable with brute force
+          if (shape.wire != WireFormat::kExact) continue;  // RunLossyPlans()
           if (options_.is_whole) {
             RunAllSizes(collective, tree, shape, sample);
             continue;
@@ -243,6 +254,13 @@ class Suite {
     Count(Annotate(status, plan.ok() ? (*plan)->algorithm : "plan"));
   }
 
+  static StatusOr<std::shared_ptr<const Plan>> ProvedPlan(const PlanRequest& request, const RankTree& tree,
+                                                          const PlanShape& shape) {
+    ASSIGN_OR_RETURN(Plan plan, BuildPlan(request, tree, shape));
+    RETURN_IF_ERROR(CheckPlan(plan));
+    return std::make_shared<const Plan>(std::move(plan));
+  }
+
   // Types of equal size share the plan of a sample.
   StatusOr<std::shared_ptr<const Plan>> CheckedPlan(const PlanRequest& request, const RankTree& tree,
                                                     const PlanShape& shape, int64_t sample) {
@@ -250,11 +268,95 @@ class Suite {
     checked_sample_ = sample;
     std::shared_ptr<const Plan>& checked = checked_[request.element_bytes];
     if (checked == nullptr) {
-      ASSIGN_OR_RETURN(Plan plan, BuildPlan(request, tree, shape));
-      RETURN_IF_ERROR(CheckPlan(plan));
-      checked = std::make_shared<const Plan>(std::move(plan));
+      ASSIGN_OR_RETURN(checked, ProvedPlan(request, tree, shape));
     }
     return checked;
+  }
+
+  // Sums whose messages between the children of the root, which may be ranks, are encoded. The first sample
+  // of each plan is sent in several pieces, if its size allows it.
+  void RunLossyPlans() {
+    const std::array<PlanShape, 2> shapes = {
+        PlanShape{.top = Algorithm::kPairwise, .wire = WireFormat::kBf16},
+        PlanShape{.top = Algorithm::kPairwise, .segments = 2, .wire = WireFormat::kInt8}};
+    int64_t sample = 0;
+    for (const RankTree& tree : GroupShapes(transport_.size())) {
+      for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter}) {
+        for (const PlanShape& shape : shapes) {
+          for (int i = 0; i < (options_.is_whole ? std::ssize(kCounts) : options_.samples); ++i) {
+            ++sample;
+            const int64_t sampled = i == 0 ? kSeveralPieces : SizeOf(sample);
+            const int64_t count = options_.is_whole ? kCounts[static_cast<size_t>(i)] : sampled;
+            RunLossyPlan(collective, tree, shape, std::min(count, options_.max_count), sample);
+          }
+        }
+      }
+    }
+  }
+
+  void RunLossyPlan(Collective collective, const RankTree& tree, const PlanShape& shape, int64_t count,
+                    int64_t sample) {
+    const PlanRequest request =
+        MakeRequest(collective, transport_.size(), count, static_cast<unsigned>(sample % 4));
+    dtype_ = DType::kF32;
+    op_ = ReduceOp::kSum;
+    const int64_t in = InputCount(request, transport_.rank()), out = OutputCount(request, transport_.rank());
+    input_.resize(static_cast<size_t>(in) * sizeof(float));
+    output_.assign(static_cast<size_t>(out) * sizeof(float), std::byte{0xa5});
+    for (int64_t i = 0; i < in; ++i) {
+      const float value = RealOf(transport_.rank(), i);
+      std::memcpy(input_.data() + i * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
+    }
+    const StatusOr<std::shared_ptr<const Plan>> plan = ProvedPlan(request, tree, shape);
+    Status status = plan.status();
+    if (plan.ok()) status = communicator_->Run(*plan, input_, output_, dtype_, op_);
+    if (status.ok()) {
+      const Status equal = collective == Collective::kAllReduce ? CompareRanks() : OkStatus();
+      status = CompareSums(request, tree, shape.wire);
+      if (status.ok()) status = equal;
+    }
+    Count(Annotate(status, plan.ok() ? (*plan)->algorithm : "plan"));
+  }
+
+  Status CompareSums(const PlanRequest& request, const RankTree& tree, WireFormat wire) const {
+    const bool is_all = request.collective == Collective::kAllReduce;
+    const int rank = transport_.rank();
+    const int64_t first =
+        is_all ? 0 : std::accumulate(request.counts.begin(), request.counts.begin() + rank, int64_t{0});
+    const int64_t count = OutputCount(request, rank);
+    const RealSums sums(tree, first, count, RealOf);
+    double largest_error = 0, largest_bound = 0;
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      float value = 0;
+      std::memcpy(&value, output_.data() + i * sizeof(value), sizeof(value));
+      const double error = std::fabs(static_cast<double>(value) - sums.At(i));
+      const double bound = sums.BoundAt(i, wire, is_all);
+      if (!(error <= bound)) {  // nor NaN
+        return DataLoss("rank {} of {}: {} of {}: element {} is {}, more than {} from {}", rank,
+                        request.ranks, Name(request.collective), count, i, value, bound, sums.At(i));
+      }
+      largest_error = std::max(largest_error, error);
+      largest_bound = std::max(largest_bound, bound);
+    }
+    // Sums without an encoding are a thousand times as exact.
+    constexpr int64_t kMany = 1000;
+    if (count < kMany || largest_error > largest_bound / 100) return OkStatus();
+    return DataLoss("rank {} of {}: {} of {}: {} was not used, the largest error is {}", rank, request.ranks,
+                    Name(request.collective), count, Name(wire), largest_error);
+  }
+
+  // All ranks have the same bytes.
+  Status CompareRanks() {
+    const std::string_view bytes(reinterpret_cast<const char*>(output_.data()), output_.size());  // NOLINT
+    const auto own = static_cast<int64_t>(std::hash<std::string_view>()(bytes));
+    const std::vector<int64_t> counts(transport_.size(), 1);
+    std::vector<int64_t> all(counts.size());
+    RETURN_IF_ERROR(communicator_->AllGather(std::as_bytes(std::span(&own, 1)),
+                                             std::as_writable_bytes(std::span(all)), counts, DType::kI64));
+    const auto differs = std::ranges::find_if(all, [&](int64_t hash) { return hash != own; });
+    if (differs == all.end()) return OkStatus();
+    return DataLoss("rank {} of {}: the result differs from that of rank {}", transport_.rank(),
+                    transport_.size(), differs - all.begin());
   }
 
   // Chooses the operation and fills the buffers.

@@ -44,8 +44,9 @@ struct ConformanceReport {
 
 /// Runs every algorithm of every collective on every group shape of transport.size() ranks (one level, 1 + 3,
 /// 2 + 2 + 1, groups whose ports differ in bandwidth, three levels), with sampled or all sizes and types and
-/// sampled operations, then the planner's choices through blocking and asynchronous calls. All ranks call it
-/// together.
+/// sampled operations, then sums with lossy encodings, which must be within the bound of rule C12
+/// (docs/contracts/comm.md) and equal on all ranks, and the planner's choices through blocking and
+/// asynchronous calls. All ranks call it together.
 ConformanceReport CheckCollectives(Transport& transport, const ConformanceOptions& options = {});
 
 /// Runs a body on each of N ranks and returns after all have ended.

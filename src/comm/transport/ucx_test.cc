@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/collectives/conformance.h"
+#include "comm/exchange/brute_force_test_support.h"
 #include "comm/transport/conformance.h"
 #include "comm/transport/free_port.h"
 
@@ -83,6 +84,12 @@ TEST_P(UcxConformanceTest, CollectivesAgreeWithBruteForce) {
   const Status status = CheckCollectivesOn(RunUcxRanks, max_ranks, /*large_ranks=*/4, /*samples=*/1, &runs);
   EXPECT_TRUE(status.ok()) << status.message();
   RecordProperty("collectives", std::to_string(runs));
+}
+
+TEST_P(UcxConformanceTest, DispatchAndCombineAgreeWithBruteForce) {
+  SelectTls(GetParam());
+  const int max_ranks = std::string_view(GetParam()).starts_with("sysv") ? 2 : 5;
+  for (int ranks = 2; ranks <= max_ranks; ++ranks) RunUcxRanks(ranks, CheckDispatchAndCombine);
 }
 
 // The peer never receives the message; the sender may reuse the buffer, and both continue.
@@ -168,6 +175,7 @@ INSTANTIATE_TEST_SUITE_P(Tls, UcxConformanceTest, testing::ValuesIn(kUcxTls),
 TEST(UcxTransportTest, HoldsForRanksOfSeveralHosts) {
   SelectTls("tcp,self");
   RunUcxRanksOf(/*hosts=*/2, /*ranks=*/4, RunConformanceCases);
+  RunUcxRanksOf(/*hosts=*/2, /*ranks=*/4, CheckDispatchAndCombine);
 }
 
 TEST(UcxTransportTest, RefusesARankWithoutTheSecret) {

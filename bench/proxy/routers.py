@@ -192,7 +192,14 @@ def start_routers(engines, flags, folder):
 def tokens_per_byte(router):
     """Of a document, as the proxy's tokenizer counts."""
     before = totals(router)[0]
-    Connection(router.port).chat(document(99, 40000), b"")
+    status = Connection(router.port).chat(document(99, 40000), b"")
+    if status != 200:
+        sys.exit(f"{router.name}: status {status}")
+    end = time.monotonic() + 10
+    while totals(router)[0] == before:  # a worker process counts a request after it has answered
+        if time.monotonic() > end:
+            sys.exit(f"{router.name} does not count the tokens of prompts: see /metrics")
+        time.sleep(0.01)
     return (totals(router)[0] - before) / 40000
 
 

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <span>
 
 #include "parallel/placement/comparison.h"
 #include "parallel/placement/load_generator.h"
 #include "parallel/placement/planner.h"
+#include "parallel/placement/random.h"
 #include "parallel/placement/spill.h"
 
 namespace moesaic::parallel {
@@ -18,6 +20,56 @@ TEST(Balance, MeasuresTheLargestRankOverTheMean) {
   EXPECT_DOUBLE_EQ(Imbalance(layer, loads), 4.0 / 3);
   EXPECT_DOUBLE_EQ(SplitImbalance(layer, loads), 1);
   EXPECT_EQ(ActivatedExperts(layer, loads), 2);
+}
+
+// METRO's objective by enumeration: each expert with tokens is computed on one of its ranks, and the busiest
+// rank has as few of them as any choice of these ranks allows.
+int FewestActivated(const LayerPlacement& layer, std::span<const double> loads) {
+  std::vector<std::vector<size_t>> ranks_of;  // of experts with tokens
+  for (int expert = 0; expert < static_cast<int>(loads.size()); ++expert) {
+    if (loads[expert] <= 0) continue;
+    std::vector<size_t>& ranks = ranks_of.emplace_back();
+    for (size_t rank = 0; rank < layer.size(); ++rank) {
+      if (std::ranges::count(layer[rank], expert) > 0) ranks.push_back(rank);
+    }
+  }
+  int fewest = static_cast<int>(loads.size());
+  std::vector<size_t> choice(ranks_of.size(), 0);
+  for (bool more = true; more;) {
+    std::vector<int> activated(layer.size(), 0);
+    for (size_t i = 0; i < choice.size(); ++i) ++activated[ranks_of[i][choice[i]]];
+    fewest = std::min(fewest, *std::ranges::max_element(activated));
+    more = false;
+    for (size_t i = 0; i < choice.size() && !more; ++i) {  // the next choice
+      more = ++choice[i] < ranks_of[i].size();
+      if (!more) choice[i] = 0;
+    }
+  }
+  return fewest;
+}
+
+TEST(Balance, ActivatedExpertsAreTheFewestOfAllAssignments) {
+  int fewer_than_all = 0;  // cases in which the choice of ranks matters
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    Random random(seed);
+    const int experts = 1 + random.Below(10), ranks = 1 + random.Below(6);
+    LayerPlacement layer(ranks);
+    std::vector<double> loads;
+    for (int expert = 0; expert < experts; ++expert) {
+      loads.push_back(random.Below(4) == 0 ? 0 : 1 + random.Below(100));
+      const int replicas = 1 + random.Below(3);  // some repeated on their rank, as in EPLB's plans
+      for (int i = 0; i < replicas; ++i) layer[random.Below(ranks)].push_back(expert);
+    }
+    const int fewest = FewestActivated(layer, loads);
+    EXPECT_EQ(ActivatedExperts(layer, loads), fewest) << seed;
+    int most = 0;  // if every replica were computed
+    for (const std::vector<int>& rank : layer) {
+      most = std::max(
+          most, static_cast<int>(std::ranges::count_if(rank, [&](int expert) { return loads[expert] > 0; })));
+    }
+    fewer_than_all += fewest < most;
+  }
+  EXPECT_GT(fewer_than_all, 100);
 }
 
 TEST(Spill, MovesStayWithinTheBudgets) {

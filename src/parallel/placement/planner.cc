@@ -352,25 +352,56 @@ class Planner {
     return seconds[kept_ - 1];
   }
 
-  // With a quantile, plans again without the workloads that are worst, as long as that helps the others.
+  // With a quantile, plans again without the workloads that are worst, as long as that helps the others. The
+  // placement in use then is a plan like the others: the first plan is for all workloads, and may suit those
+  // of the quantile less.
   LayerPlan PlanWorkloads(int layer, const std::vector<int>& slots, double weight, int max_moves) {
-    std::vector<int> workloads(loads_.size());
-    std::iota(workloads.begin(), workloads.end(), 0);
+    const bool some = kept_ < static_cast<int>(loads_.size());
+    std::vector<int> workloads = AllWorkloads();
     LayerPlan best;
+    if (some && options_.current != nullptr) {
+      best.layer = options_.current->layers[layer];
+      const std::vector<double> worst = WorstOf(layer, best.layer, slots);
+      best.worst = worst[ByWorst(worst)[kept_ - 1]];
+    }
     for (int round = 0; round <= kQuantileRounds; ++round) {
       std::vector<double> worst(loads_.size());
       LayerPlan plan{.layer = Search(layer, workloads, slots, weight, max_moves, worst)};
-      std::vector<int> order(loads_.size());
-      std::iota(order.begin(), order.end(), 0);
-      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return worst[a] < worst[b]; });
+      const std::vector<int> order = ByWorst(worst);
       plan.worst = worst[order[kept_ - 1]];
-      if (round > 0 && plan.worst >= best.worst) break;
-      best = std::move(plan);
-      if (kept_ == static_cast<int>(loads_.size()) || Stopped()) break;
+      if (best.layer.empty() || plan.worst < best.worst) {
+        best = std::move(plan);
+      } else if (round > 0) {
+        break;
+      }
+      if (!some || Stopped()) break;
       workloads.assign(order.begin(), order.begin() + kept_);
       std::sort(workloads.begin(), workloads.end());
     }
     return best;
+  }
+
+  std::vector<int> AllWorkloads() const {
+    std::vector<int> all(loads_.size());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+
+  // Workloads in the order of their largest loads of a rank, the smallest first.
+  std::vector<int> ByWorst(const std::vector<double>& worst) const {
+    std::vector<int> order = AllWorkloads();
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return worst[a] < worst[b]; });
+    return order;
+  }
+
+  // Largest load of a rank in each of all workloads.
+  std::vector<double> WorstOf(int layer, const LayerPlacement& placed, const std::vector<int>& slots) const {
+    const ScenarioLoads loads = LayerLoads(layer, AllWorkloads());
+    LayerSearch measure(loads, speeds_, slots);
+    measure.Start(placed);
+    std::vector<double> worst;
+    for (int s = 0; s < loads.scenarios; ++s) worst.push_back(measure.WorstIn(s));
+    return worst;
   }
 
   // Plans for some workloads; `worst` gets the largest load of a rank in each of all workloads.
@@ -388,16 +419,11 @@ class Planner {
         search.ImproveCounts(loads.scenarios == 1 ? kCountTriesOfOneWorkload : kCountTries, stop);
     }
     search.Improve(options_.max_steps, stop, options_.current != nullptr ? max_moves : -1);
-    if (workloads.size() == loads_.size()) {
+    if (workloads.size() < loads_.size()) {
+      worst = WorstOf(layer, search.layer(), slots);
+    } else {
       for (int s = 0; s < loads.scenarios; ++s) worst[s] = search.WorstIn(s);
-      return search.layer();
     }
-    std::vector<int> all(loads_.size());
-    std::iota(all.begin(), all.end(), 0);
-    const ScenarioLoads all_loads = LayerLoads(layer, all);
-    LayerSearch measure(all_loads, speeds_, slots);
-    measure.Start(search.layer());
-    for (int s = 0; s < all_loads.scenarios; ++s) worst[s] = measure.WorstIn(s);
     return search.layer();
   }
 

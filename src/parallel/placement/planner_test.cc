@@ -147,6 +147,45 @@ TEST(Planner, PlanningAgainWithOtherOptionsChangesNothing) {
   }
 }
 
+// Plans start from the ones before. Each differs only where it is better for the workloads that count, so
+// that they end in one that planning again does not change.
+TEST(Planner, PlanningAgainForAQuantileNeverBalancesItWorseAndEnds) {
+  constexpr double kRounding = 1e-5;  // of f32 sums of loads whose mean is 1
+  constexpr int kMaxPlans = 20, kPlannedLayers = 3;
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    const std::vector<LoadMatrix> loads = Totals(*GenerateLoads({.layers = kPlannedLayers,
+                                                                 .experts = 64,
+                                                                 .workloads = 4,
+                                                                 .drift = Drift::kIndependent,
+                                                                 .seed = seed}));
+    // The third smallest imbalance of the four workloads.
+    const auto third = [&](const Placement& placement, int layer) {
+      std::vector<double> imbalances;
+      for (const LoadMatrix& load : loads)
+        imbalances.push_back(Imbalance(placement.layers[layer], load.layer(layer)));
+      std::ranges::sort(imbalances);
+      return imbalances[2];
+    };
+    PlannerOptions options{.slots = EqualSlots(72, 24), .quantile = 0.75};
+    const auto first = PlanPlacement(loads, options);
+    ASSERT_TRUE(first.ok()) << first.status();
+    Placement last = first->placement;
+    bool ended = false;
+    for (int plan = 1; plan <= kMaxPlans && !ended; ++plan) {
+      options.current = &last;
+      const auto next = PlanPlacement(loads, options);
+      ASSERT_TRUE(next.ok()) << next.status();
+      for (int layer = 0; layer < kPlannedLayers; ++layer) {
+        EXPECT_LE(third(next->placement, layer), third(last, layer) + kRounding)
+            << "seed " << seed << ", plan " << plan << ", layer " << layer;
+      }
+      ended = next->placement.layers == last.layers;
+      last = next->placement;
+    }
+    EXPECT_TRUE(ended) << seed;
+  }
+}
+
 TEST(Planner, MovesStayWithinTheirBudgetAndMoreOfThemBalanceBetter) {
   constexpr int kPlannedLayers = 2;
   const Placement start{64, {InOrder(64, 8), InOrder(64, 8)}};

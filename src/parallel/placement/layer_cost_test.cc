@@ -313,6 +313,46 @@ TEST(PlannerMemory, MoreExtraReplicasNeverBalanceWorse) {
   EXPECT_LT(last, 6 * 1.05);
 }
 
+TEST(PlannerMemory, MoreMemoryNeverBalancesWorse) {
+  constexpr double kRounding = 1e-6;  // of a layer: the planner compares f32 sums of loads whose mean is 1
+  constexpr int kPlannedLayers = 4, kOfRank = 8;  // slots without further ones
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    const std::vector<LoadMatrix> loads = CostLoads(kPlannedLayers, 64, 3, seed);
+    double last = 1e9;
+    for (const int further : {0, 1, 2, 3, 5, 8, 12, 20}) {  // slots of a rank over all layers
+      const std::vector<int64_t> memory(8, kPlannedLayers * kOfRank + further);
+      const auto plan = PlanPlacement(loads, {.slots = EqualSlots(64, 8), .all_slots = memory});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const double sum = SumOfWorst(plan->placement, loads);
+      EXPECT_LE(sum, last + kPlannedLayers * kRounding)
+          << "seed " << seed << ", " << further << " further slots";
+      last = sum;
+    }
+    EXPECT_LT(last, kPlannedLayers * 1.1) << seed;
+  }
+}
+
+// A plan with a budget has more slots on some ranks than `slots`. It is a placement in use of its largest
+// number of slots.
+TEST(PlannerMemory, APlanOfABudgetStaysWithoutMoves) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    const std::vector<LoadMatrix> loads = CostLoads(4, 64, 2, seed);
+    const auto first = PlanPlacement(loads, {.slots = EqualSlots(64, 8), .extra_replicas = 12});
+    ASSERT_TRUE(first.ok()) << first.status();
+    const int most = first->placement.max_slots();
+    ASSERT_GT(most, 8);
+    const auto again = PlanPlacement(
+        loads, {.slots = std::vector<int>(8, most), .current = &first->placement, .max_moves = 0});
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->placement.layers, first->placement.layers) << seed;
+    EXPECT_EQ(
+        PlanPlacement(loads, {.slots = EqualSlots(64, 8), .extra_replicas = 12, .current = &first->placement})
+            .status()
+            .code(),
+        StatusCode::kInvalidArgument);
+  }
+}
+
 TEST(CostFile, ReadsAllMembersAndNamesWrongOnes) {
   const auto model = ParseCostModel(
       R"({"batch_tokens": 4096, "top_k": 8, "groups": 8, "top_groups": 4, "tile_rows": 64, "tile_s": 4e-6,

@@ -147,6 +147,21 @@ TEST(Planner, PlanningAgainWithOtherOptionsChangesNothing) {
   }
 }
 
+TEST(Planner, PlanningAgainWithAWeightOfTrafficChangesNothing) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    const std::vector<LoadMatrix> loads = Loads(2, 64, 3, seed);
+    for (const double weight : {1e-2, 1.0, 1e2, 1e12}) {
+      PlannerOptions options{.slots = EqualSlots(80, 8), .traffic_weight = weight, .nodes = 4, .groups = 8};
+      const auto first = PlanPlacement(loads, options);
+      ASSERT_TRUE(first.ok()) << first.status();
+      options.current = &first->placement;
+      const auto again = PlanPlacement(loads, options);
+      ASSERT_TRUE(again.ok()) << again.status();
+      EXPECT_EQ(first->placement.layers, again->placement.layers) << "seed " << seed << ", weight " << weight;
+    }
+  }
+}
+
 // Plans start from the ones before. Each differs only where it is better for the workloads that count, so
 // that they end in one that planning again does not change.
 TEST(Planner, PlanningAgainForAQuantileNeverBalancesItWorseAndEnds) {

@@ -38,10 +38,11 @@ void ExpertLoadFile::Run() {
     }
     if (stats == nullptr) return;  // ending
     const Status written = runtime::WriteFileAtomically(path_, engine::ToJson(*stats));
-    if (!written.ok() && !std::exchange(failed, true)) {
-      spdlog::error("expert loads are not recorded: {}", Message(written));
+    if (!written.ok()) {
+      ++write_errors_;
+      if (!failed) spdlog::error("expert loads are not recorded: {}", Message(written));
     }
-    if (written.ok()) failed = false;
+    failed = !written.ok();
   }
 }
 

@@ -458,6 +458,7 @@ void RecordExpertLoad(Session& session, const ModelFlags& flags, engine::EngineO
   options->expert_load.sink = [file = session.expert_load.get()](auto stats) {
     file->Write(std::move(stats));
   };
+  options->expert_load.write_errors = [file = session.expert_load.get()] { return file->write_errors(); };
 }
 
 }  // namespace

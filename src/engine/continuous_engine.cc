@@ -583,7 +583,10 @@ void ContinuousEngine::EmitPromptOnly(std::vector<TokenEvent>* events) {
 EngineStats ContinuousEngine::stats() const {
   EngineStats stats = stats_;
   stats.ranks = executor_->ranks();
-  if (load_ != nullptr) stats.expert_load = load_->stats();
+  if (load_ != nullptr) {
+    stats.expert_load = load_->stats();
+    stats.expert_load_write_errors = load_->write_errors();
+  }
   stats.running = static_cast<int>(scheduler_.running().size());
   stats.waiting = static_cast<int>(scheduler_.waiting().size());
   for (const auto& sequence : scheduler_.waiting()) ++stats.waiting_of[sequence->request.client];

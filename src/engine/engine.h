@@ -123,6 +123,7 @@ struct EngineStats {
   /// Names of the links that RankStats::level_bytes counts, outermost first.
   std::vector<std::string> link_levels;
   std::shared_ptr<const ExpertLoadStats> expert_load;  ///< Null: not recorded, or no window has ended.
+  int64_t expert_load_write_errors = 0;                ///< Failed writes of the file of expert loads.
   std::shared_ptr<const ExpertBalanceStats> balance;   ///< Null: experts stay.
   /// Null: replicas do not divide the experts, or no window has ended.
   std::shared_ptr<const RankLoads> rank_loads;

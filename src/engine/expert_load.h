@@ -33,6 +33,9 @@ struct ExpertLoadOptions {
   double window_s = 0;  ///< Length of a window; 0: loads are not recorded.
   /// Called by the engine's thread after each window with tokens, and when the engine ends; may be empty.
   std::function<void(std::shared_ptr<const ExpertLoadStats>)> sink = nullptr;
+  /// Returns the number of times that `sink` could not store its loads. Called by the engine's thread; may be
+  /// empty.
+  std::function<int64_t()> write_errors = nullptr;
 };
 
 /// Divides the routers' totals into windows. One thread.
@@ -45,6 +48,7 @@ class ExpertLoadRecorder {
   bool Due(Clock::time_point now) const;
   /// Returns whether the options have a sink.
   bool has_sink() const { return options_.sink != nullptr; }
+  int64_t write_errors() const { return options_.write_errors ? options_.write_errors() : 0; }
   /// Ends the current window. `totals` are the tokens of all ranks since the start. A window without tokens
   /// is not kept.
   void Add(const models::ExpertLoad& totals, Clock::time_point now);

@@ -48,6 +48,15 @@ TEST(ExpertLoad, WindowsHaveTheTokensSinceThePreviousWindow) {
   EXPECT_LE(stats->Skew(0), 4);
 }
 
+TEST(ExpertLoad, FailedWritesAreThoseOfTheSink) {
+  int64_t errors = 0;
+  const ExpertLoadRecorder recorder({.window_s = 10, .write_errors = [&] { return errors; }});
+  EXPECT_EQ(recorder.write_errors(), 0);
+  errors = 2;
+  EXPECT_EQ(recorder.write_errors(), 2);
+  EXPECT_EQ(ExpertLoadRecorder({.window_s = 10}).write_errors(), 0) << "without a file";
+}
+
 TEST(ExpertLoad, RecentTokensCountHalfAfterTheHalfLife) {
   ExpertLoadRecorder recorder({.window_s = 10});
   const Clock::time_point begin = Clock::now();

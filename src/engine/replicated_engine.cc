@@ -325,7 +325,10 @@ EngineStats ReplicatedEngine::stats() const {
   if (balancer_ != nullptr) sum.balance = std::make_shared<const ExpertBalanceStats>(balancer_->stats());
   sum.survival = survival_;
   sum.link_levels = link_levels_;
-  if (load_ != nullptr) sum.expert_load = load_->stats();
+  if (load_ != nullptr) {
+    sum.expert_load = load_->stats();
+    sum.expert_load_write_errors = load_->write_errors();
+  }
   sum.rank_loads = rank_loads_;
   sum.prefill_seconds = seconds_.prefill;
   sum.decode_seconds = seconds_.decode;

@@ -114,6 +114,7 @@ struct Metrics::Impl {
     }
     if (engine.balance != nullptr) FollowBalance(*engine.balance);
     if (engine.survival != nullptr) FollowSurvival(*engine.survival);
+    Follow(load_write_errors, static_cast<double>(engine.expert_load_write_errors));
     if (engine.expert_load == nullptr) return;
     for (size_t i = 0; i < engine.expert_load->layers.size(); ++i) {
       expert_skew.Add({{"layer", std::to_string(engine.expert_load->layers[i])}})
@@ -378,6 +379,8 @@ struct Metrics::Impl {
           .Name("moesaic:expert_load_skew")
           .Help("Recent tokens of a layer's most used expert, divided by the mean of its experts")
           .Register(registry);
+  prometheus::Counter& load_write_errors =
+      Counter("moesaic:expert_load_write_errors_total", "Failed writes of the file of --record-expert-load");
   prometheus::Family<prometheus::Counter>& expert_plans = prometheus::BuildCounter()
                                                               .Name("moesaic:expert_plans_total")
                                                               .Help("Plans of --rebalance-experts by result")

@@ -51,5 +51,14 @@ TEST(ExpertBalanceMetrics, AreAbsentWhereExpertsStay) {
   EXPECT_THAT(text, Not(HasSubstr("moesaic:expert_plans_total{")));
 }
 
+TEST(ExpertLoadMetrics, CountFailedWritesOfTheFile) {
+  Metrics metrics("model");
+  engine::EngineStats stats;
+  constexpr const char* kErrors = "moesaic:expert_load_write_errors_total{model_name=\"model\"} ";
+  EXPECT_THAT(metrics.Text(stats, {}), HasSubstr(std::string(kErrors) + "0\n"));
+  stats.expert_load_write_errors = 3;
+  EXPECT_THAT(metrics.Text(stats, {}), HasSubstr(std::string(kErrors) + "3\n"));
+}
+
 }  // namespace
 }  // namespace moesaic::server

@@ -322,6 +322,36 @@ class Serving(unittest.TestCase):
         self.assertGreaterEqual(metrics[f'moesaic:expert_load_skew{{layer="{load["layers"][0]}"}}'], 1)
         self.assertEqual(server.stop(), 0)
 
+    def test_failed_writes_of_the_loads_of_experts_are_logged_and_counted(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "loads", "load.json")
+            os.mkdir(os.path.dirname(path))
+            server = Server("--record-expert-load", path, "--expert-load-window", "0.01")
+            self.addCleanup(server.process.kill)
+
+            def errors():
+                return server.metric("moesaic:expert_load_write_errors_total")
+
+            def answered_until(condition):
+                """Sends requests, with whose steps windows end, until the condition holds after one."""
+                def answered():
+                    self.assertEqual(server.json("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 8})[0], 200)
+                    return condition()
+                until(answered)
+
+            answered_until(lambda: os.path.exists(path))
+            self.assertEqual(errors(), 0)
+            os.rename(os.path.dirname(path), os.path.join(folder, "renamed"))
+            answered_until(lambda: errors() >= 2)
+            os.mkdir(os.path.dirname(path))
+            answered_until(lambda: os.path.exists(path))
+            self.assertEqual(server.stop(), 0)
+            lines = re.findall(r"\[error\] expert loads are not recorded: (.+)", server.read_log())
+            self.assertEqual(len(lines), 1, lines)
+            self.assertIn(path, lines[0])
+            with open(path) as file:
+                self.assertTrue(json.load(file)["logical_count"])
+
     def test_a_configuration_file_states_the_layout(self):
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
             def write(text):

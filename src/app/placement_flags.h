@@ -74,6 +74,9 @@ Status RunPlacementConvert(const PlacementFlags& flags);
 Status RunPlacementExplain(const PlacementFlags& flags);
 Status RunPlacementGenerate(const PlacementFlags& flags);
 
+/// Returns an HTML page with the printed `table` and the skew of each layer.
+std::string ExplanationHtml(int ranks, const std::vector<std::vector<std::string>>& table,
+                            const std::vector<parallel::Workload>& loads);
 /// Returns an HTML page with a bar per compared placement.
 std::string ComparisonHtml(const PlacementFlags& flags, int slots,
                            const std::vector<parallel::PolicyResult>& results);

@@ -136,6 +136,8 @@ Status RunPlacementExplain(const PlacementFlags& flags) {
                     {"default_order", imbalance},
                     {"correlation_with_first", correlation}});
   }
+  if (!flags.html.empty())
+    RETURN_IF_ERROR(runtime::WriteFileAtomically(flags.html, ExplanationHtml(ranks, rows, loads)));
   if (flags.json) {
     WriteOutput(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } else {

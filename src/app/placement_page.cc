@@ -54,6 +54,39 @@ ReportPlot RankHeatMap(const parallel::Placement& placement, const std::vector<d
 
 }  // namespace
 
+std::string ExplanationHtml(int ranks, const std::vector<std::vector<std::string>>& table,
+                            const std::vector<parallel::Workload>& loads) {
+  std::vector<PlotSeries> hottest;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < loads.size() && i < kPlottedLoads; ++i) {
+    names.push_back(loads[i].name);
+    hottest.push_back({loads[i].name});
+    const parallel::LoadMatrix& load = loads[i].total;
+    for (int layer = 0; layer < load.layers; ++layer) {
+      if (!parallel::HasTokens(load, layer)) continue;
+      const auto tokens = load.layer(layer);
+      const double sum = std::accumulate(tokens.begin(), tokens.end(), 0.0);
+      hottest.back().points.emplace_back(
+          layer, *std::max_element(tokens.begin(), tokens.end()) * load.experts / sum);
+    }
+  }
+  ReportSection section{.title = "Skew of loads"};
+  section.notes = {
+      "Means over layers. The default order is the largest rank load over the mean. "
+      "Correlation is that with the first load."};
+  if (loads.size() > kPlottedLoads)
+    section.notes.push_back(
+        fmt::format("The plot has the first {} of {} loads.", kPlottedLoads, loads.size()));
+  section.table = table;
+  section.plots = {
+      {"Load of the hottest expert over the mean", PointPlot(hottest, "layer", Ratio, false, true), names}};
+  return ReportHtml({.title = "Loads of experts",
+                     .facts = {{std::to_string(loads.front().total.layers), "layers"},
+                               {std::to_string(loads.front().total.experts), "experts"},
+                               {std::to_string(ranks), "ranks"}},
+                     .sections = {section}});
+}
+
 std::string ComparisonHtml(const PlacementFlags& flags, int slots,
                            const std::vector<parallel::PolicyResult>& results) {
   ReportSection section{.title = "Largest rank load over the mean"};

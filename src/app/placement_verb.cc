@@ -45,7 +45,7 @@ const std::vector<Action>& Actions() {
        {"--ranks", "--slots", "--groups", "--nodes", "--top-k", "--top-groups", "--windows", "--html",
         "--threads", "--json"}},
       {"convert", RunPlacementConvert, 1, 1, {"--out", "--format", "--first-layer", "--ranks"}},
-      {"explain", RunPlacementExplain, 1, -1, {"--ranks", "--windows", "--json"}},
+      {"explain", RunPlacementExplain, 1, -1, {"--ranks", "--windows", "--html", "--json"}},
       {"generate",
        RunPlacementGenerate,
        0,

@@ -77,6 +77,14 @@ class Placement(unittest.TestCase):
         self.assertIn("Each workload is measured on a plan for the others.", page.read_text())
         self.assertEqual(self.plots(page), 1)
 
+    def test_a_page_of_loads_has_the_numbers_that_are_printed(self):
+        loads, page = self.loads("--workloads", "2"), self.folder / "loads.html"
+        printed = run("placement", "explain", *loads, "--html", page).stdout
+        for load in loads:
+            hottest, variation = re.search(rf"{re.escape(str(load))} +(\S+) +(\S+)", printed).groups()
+            self.assertIn(f"<td>{load}</td><td>{hottest}</td><td>{variation}</td>", page.read_text())
+        self.assertEqual(self.plots(page), 1)
+
     def test_each_window_of_a_recording_is_a_workload(self):
         hot = [[[100 if expert // 4 == window else 1 for expert in range(16)]] for window in range(2)]
         load = self.folder / "load.json"

@@ -13,10 +13,11 @@ prompts share a router with one that sends bodies of 8 MB: the largest latencies
 --connections N then sends prompts of the largest number of tokens on N connections without pauses, and prints the requests/s, the
 latencies and the processors that the router used. The clients and the engines run on the same machine.
 
-By default the engines send no KV events, which the other routers cannot follow. With --kv-events they send them, and the proxy with a
-tokenizer follows them. It then sends token ids in chats (`api sglang`), since the mock engines have no tokenizer and their own ids
-would not be those of the proxy: bodies to engines are larger than with engines that tokenize chats, and the added latency includes
-the engine's time to read them. The states of the indexes and the share of cached tokens are printed.
+By default the engines send no KV events. With --kv-events they send them, and the proxy with a tokenizer follows them. It then sends
+token ids in chats (`api sglang`), since the mock engines have no tokenizer and their own ids would not be those of the proxy: bodies to
+engines are larger than with engines that tokenize chats, and the added latency includes the engine's time to read them. The states of
+the indexes and the share of cached tokens are printed. The other routers compare texts (cache_aware). vllm-router's kv_aware follows
+events, but needs engines whose ids of a chat are those of its tokenizer.
 
 Prints markdown with medians and the range over rounds. Needs nothing beyond Python 3.9.
 """

@@ -109,7 +109,7 @@ def main():
     if program is None:
         print("SKIPPED: hpcc cannot be found; install hpcc")
         return SKIPPED
-    if mpi_library(program) != mpi_library(library):
+    if mpi_library(program) is None or mpi_library(program) != mpi_library(library):
         print(f"SKIPPED: {program} uses {mpi_library(program)}, but {library} uses {mpi_library(library)}")
         return SKIPPED
     with tempfile.TemporaryDirectory() as folder:

@@ -359,7 +359,7 @@ class Planner {
     const bool some = kept_ < static_cast<int>(loads_.size());
     std::vector<int> workloads = AllWorkloads();
     LayerPlan best;
-    if (some && options_.current != nullptr) {
+    if (some && weight == 0 && options_.current != nullptr) {  // with a weight, Search() also lowers traffic
       best.layer = options_.current->layers[layer];
       const std::vector<double> worst = WorstOf(layer, best.layer, slots);
       best.worst = worst[ByWorst(worst)[kept_ - 1]];

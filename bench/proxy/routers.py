@@ -2,7 +2,7 @@
 """Measures what a router adds to a request: latency and CPU time, for the proxy and other routers before the same engines.
 
     bench/proxy/routers.py [--sglang PYTHON] [--vllm PROGRAM] [--tokens 1000 10000 100000] [--rounds 5] [--kv-events]
-                           [--ids] [--connections N] [--json FILE]
+                           [--ids] [--cold | --connections N] [--json FILE]
 
 PYTHON is the interpreter of an environment with sglang-router, PROGRAM the script vllm-router of another one. Two mock engines
 answer every chat after a fixed time. Prompts are documents of the given number of tokens with a new question each, so that all
@@ -20,12 +20,16 @@ states of the indexes and the share of cached tokens are printed. Another row is
 follows the events too. Use --ids to compare it: vllm-router does not tokenize for HTTP engines, and the mock engines have no
 tokenizer that it could ask.
 
+--cold sends prompts that no request sent before: each has a document of its own, which is made before the time is taken. The proxy
+with a tokenizer tokenizes all of its text, and no engine has a block of it.
+
 --ids sends completions whose prompts are lists of token ids in place of chats. No router tokenizes them.
 
 Prints markdown with medians and the range over rounds. Needs nothing beyond Python 3.9.
 """
 import argparse
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -243,13 +247,27 @@ def percentile(values, share):
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+class NewDocuments:
+    """A list of documents of `size` bytes, each of which is another one than all before."""
+    seeds = itertools.count(1 << 20)
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return DOCUMENTS
+
+    def __getitem__(self, _):
+        return Connection.form.document(next(self.seeds), self.size)
+
+
 def measure(port, documents, count, seed):
     """Returns the latencies of requests one after another, in seconds."""
     connection, times = Connection(port), []
     for i in range(count):
-        question = connection.form.question % (i, seed)
+        prompt, question = documents[i % len(documents)], connection.form.question % (i, seed)
         begin = time.perf_counter()
-        status = connection.send(documents[i % len(documents)], question)
+        status = connection.send(prompt, question)
         times.append(time.perf_counter() - begin)
         if status != 200:
             sys.exit(f"port {port}: status {status}")
@@ -343,10 +361,13 @@ def main():
     parser.add_argument("--large-seconds", type=float, default=3, help="time of each router with bodies of 8 MB; 0: leave it out")
     parser.add_argument("--kv-events", action="store_true", help="let the engines send KV events, and the proxy follow them")
     parser.add_argument("--ids", action="store_true", help="send completions with token ids in place of chats")
+    parser.add_argument("--cold", action="store_true", help="send prompts that no request sent before")
     parser.add_argument("--connections", type=int, default=0, help="connections of the sustained load; 0: leave it out")
     parser.add_argument("--sustained-seconds", type=float, default=3, help="time of one router in one round of the sustained load")
     parser.add_argument("--json", help="file for all numbers")
     flags = parser.parse_args()
+    if flags.cold and flags.connections > 0:
+        parser.error("--connections takes cached prompts: leave out --cold")
     Connection.form = IDS if flags.ids else CHATS
     document = Connection.form.document
     folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-routers-"))
@@ -363,13 +384,16 @@ def main():
         routers = start_routers(engines, flags, folder)
         rate = tokens_per_byte(routers[0])
         ways = [("direct", engines[0], None)] + [(r.name, r.port, r) for r in routers]
-        print(f"{rate:.3f} tokens per byte of {'ids' if flags.ids else 'text'}; {os.cpu_count()} processors\n")
+        print(f"{rate:.3f} tokens per byte of {'ids' if flags.ids else 'text'}; {os.cpu_count()} processors"
+              f"{'; new documents in each request' if flags.cold else ''}\n")
         print("| tokens | way | added p50, ms | added p99, ms | CPU s per 1,000 requests |\n|---|---|---|---|---|")
         for tokens in flags.tokens:
-            documents = [document(i, int(tokens / rate)) for i in range(DOCUMENTS)]
+            size = int(tokens / rate)
+            documents = NewDocuments(size) if flags.cold else [document(i, size) for i in range(DOCUMENTS)]
             for _, port, _ in ways:
                 measure(port, documents, DOCUMENTS * WARM, 0)
-            once = statistics.median(measure(engines[0], documents, 8, 1))
+            # New text takes the proxy with a tokenizer longer than an engine.
+            once = statistics.median(measure(routers[0].port if flags.cold else engines[0], documents, 8, 1))
             count = max(20, min(400, int(flags.seconds / once / 2)))
             rows = {name: {"p50": [], "p99": [], "cpu": []} for name, _, _ in ways}
             for turn in range(flags.rounds):
@@ -383,7 +407,7 @@ def main():
                     for key, share in (("p50", 0.5), ("p99", 0.99)):
                         base = 0 if name == "direct" else percentile(times["direct"], share)
                         rows[name][key].append((percentile(values, share) - base) * 1e3)
-            results[tokens] = {"requests": count, **rows}
+            results[tokens] = {"requests": count, "cold": flags.cold, **rows}
             for name, row in rows.items():
                 label = "direct (not added)" if name == "direct" else name
                 print(f"| {tokens} | {label} | {spread(row['p50'])} | {spread(row['p99'])} | {spread(row['cpu']) if row['cpu'] else ''} |", flush=True)

@@ -2,7 +2,7 @@
 """Measures what a router adds to a request: latency and CPU time, for the proxy and other routers before the same engines.
 
     bench/proxy/routers.py [--sglang PYTHON] [--vllm PROGRAM] [--tokens 1000 10000 100000] [--rounds 5] [--kv-events]
-                           [--connections N] [--json FILE]
+                           [--ids] [--cold | --connections N] [--json FILE]
 
 PYTHON is the interpreter of an environment with sglang-router, PROGRAM the script vllm-router of another one. Two mock engines
 answer every chat after a fixed time. Prompts are documents of the given number of tokens with a new question each, so that all
@@ -14,15 +14,22 @@ prompts share a router with one that sends bodies of 8 MB: the largest latencies
 latencies and the processors that the router used. The clients and the engines run on the same machine.
 
 By default the engines send no KV events. With --kv-events they send them, and the proxy with a tokenizer follows them. It then sends
-token ids in chats (`api sglang`), since the mock engines have no tokenizer and their own ids would not be those of the proxy: bodies to
-engines are larger than with engines that tokenize chats, and the added latency includes the engine's time to read them. The states of
-the indexes and the share of cached tokens are printed. The other routers compare texts (cache_aware). vllm-router's kv_aware follows
-events, but needs engines whose ids of a chat are those of its tokenizer.
+token ids in chats (`api sglang`), since the mock engines have no tokenizer and their own ids would not be those of the proxy: bodies
+to engines are larger than with engines that tokenize chats, and the added latency includes the engine's time to read them. The
+states of the indexes and the share of cached tokens are printed. Another row is vllm-router with the policy `kv_aware`, which
+follows the events too. Use --ids to compare it: vllm-router does not tokenize for HTTP engines, and the mock engines have no
+tokenizer that it could ask.
+
+--cold sends prompts that no request sent before: each has a document of its own, which is made before the time is taken. The proxy
+with a tokenizer tokenizes all of its text, and no engine has a block of it.
+
+--ids sends completions whose prompts are lists of token ids in place of chats. No router tokenizes them.
 
 Prints markdown with medians and the range over rounds. Needs nothing beyond Python 3.9.
 """
 import argparse
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -35,10 +42,12 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("MOESAIC_BINARY", ROOT / "build" / "release" / "bin" / "moesaic")).resolve()
 HOST = "127.0.0.1"
+BLOCK = 16  # tokens of a KV block of the mock engines
 DOCUMENTS = 4
 WARM = 2  # untimed requests of each document
 
@@ -46,6 +55,10 @@ WARM = 2  # untimed requests of each document
 def free_port():
     with socket.create_server((HOST, 0)) as free:
         return free.getsockname()[1]
+
+
+class Refused(Exception):
+    """A router does not take requests of this form."""
 
 
 class Router:
@@ -56,11 +69,16 @@ class Router:
         self.process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, start_new_session=True)
         end = time.monotonic() + 120
         while True:
+            status = 0
             try:
-                if Connection(port).chat(b"Hello", b"") == 200:
-                    return
+                status = Connection(port).send(Connection.form.document(0, 40))
             except OSError:
                 pass
+            if status == 200:
+                return
+            if status in (400, 422):
+                self.stop()
+                raise Refused(f"status {status}")
             if time.monotonic() > end or self.process.poll() is not None:
                 sys.exit(f"{name} does not answer; its output is in {log.name}")
             time.sleep(0.2)
@@ -98,15 +116,16 @@ class Router:
 
 class Connection:
     """A connection that is kept open."""
+    form = None  # of all requests
 
     def __init__(self, port):
         self.socket = socket.create_connection((HOST, port), timeout=120)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def chat(self, document, question):
-        """Sends a chat and returns the status. The text must need no escapes."""
-        body = b"".join((b'{"model":"mock","max_tokens":1,"messages":[{"role":"user","content":"', document, question, b'"}]}'))
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    def send(self, document, question=b""):
+        """Sends a request and returns the status. The text must need no escapes."""
+        body = b"".join((b'{"model":"mock","max_tokens":1,', self.form.before, document, question, self.form.after))
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (self.form.path, len(body))
         self.socket.sendall(head + body)
         received = b""
         while b"\r\n\r\n" not in received:
@@ -128,7 +147,7 @@ class Connection:
         return piece
 
 
-def document(seed, size):
+def text(seed, size):
     """English-like text of `size` bytes, with line breaks as JSON escapes."""
     chance = random.Random(seed)
     words = ("the of and to in is that for it as was with be by on not he this are or his from at which but have an had they you were "
@@ -139,6 +158,25 @@ def document(seed, size):
         lines.append(line)
         length += len(line)
     return "".join(lines)[:size].rstrip("\\").encode()
+
+
+def token_ids(seed, size):
+    """A list of token ids of about `size` bytes, without brackets."""
+    chance = random.Random(seed)
+    return b",".join(b"%d" % chance.randrange(10000, 50000) for _ in range(max(size // 6, 1)))
+
+
+class Form(typing.NamedTuple):
+    """Requests of one kind. A prompt is a document, followed by a question."""
+    path: bytes
+    before: bytes
+    after: bytes
+    document: typing.Callable  # of a seed and a size in bytes
+    question: bytes            # with two numbers
+
+
+CHATS = Form(b"/v1/chat/completions", b'"messages":[{"role":"user","content":"', b'"}]}', text, b" Question %d of %d?")
+IDS = Form(b"/v1/completions", b'"prompt":[', b"]}", token_ids, b",%d,%d")
 
 
 def page(port, path):
@@ -167,33 +205,41 @@ def start_routers(engines, flags, folder):
 
     def add(name, command):
         port = next(word for word, before in zip(command[1:], command) if before == "--port")
-        routers.append(Router(name, command, port, open(folder / f"{name}.log", "w")))
+        try:
+            routers.append(Router(name, command, port, open(folder / f"{name}.log", "w")))
+        except Refused as refused:
+            print(f"{name} is left out: it refuses the requests ({refused})", flush=True)
 
     ours = [BINARY, "proxy", "--port", free_port(), "--workers", 2]
     for url in urls:
         ours += ["--engine", url]
     tokenizes = [*ours, "--model", ROOT / "models" / "moesaic-tiny", "--set", "token_cache 256m"]
+    kv_aware = []
     if flags.kv_events:
         tokenizes += ["--api", "sglang"]
         for port, url in zip(engines, urls):
             state = json.loads(page(port, "/mock/state"))
             tokenizes[tokenizes.index(url)] = f"{url},kv_events={state['kv_events']},kv_replay={state['kv_replay']}"
+            kv_aware += ["--kv-event-source", f"{url}={state['kv_events']}", "--kv-event-replay-source", f"{url}={state['kv_replay']}"]
     add("moesaic", tokenizes)
     ours[3] = free_port()
     add("moesaic, no tokenizer", ours)
     if flags.sglang:
         add("sglang-router", [flags.sglang, "-m", "sglang_router.launch_router", "--host", HOST, "--port", free_port(), "--worker-urls", *urls,
                               "--policy", "cache_aware", "--prometheus-port", free_port(), "--log-level", "warn"])
-    if flags.vllm:
-        add("vllm-router", [flags.vllm, "--host", HOST, "--port", free_port(), "--worker-urls", *urls, "--policy", "cache_aware",
-                            "--prometheus-port", free_port(), "--log-level", "warning"])
+    for policy in ("cache_aware", "kv_aware") if flags.vllm else ():
+        if policy == "cache_aware" or flags.kv_events:
+            follows = [*kv_aware, "--kv-event-block-size", BLOCK, "--kv-event-model", "mock"] if policy == "kv_aware" else []
+            add("vllm-router" + ", kv_aware" * (policy == "kv_aware"),
+                [flags.vllm, "--host", HOST, "--port", free_port(), "--worker-urls", *urls, "--policy", policy, *follows,
+                 "--prometheus-port", free_port(), "--log-level", "warning"])
     return routers
 
 
 def tokens_per_byte(router):
-    """Of a document, as the proxy's tokenizer counts."""
+    """Of a document, as the proxy counts."""
     before = totals(router)[0]
-    status = Connection(router.port).chat(document(99, 40000), b"")
+    status = Connection(router.port).send(Connection.form.document(99, 40000))
     if status != 200:
         sys.exit(f"{router.name}: status {status}")
     end = time.monotonic() + 10
@@ -208,13 +254,27 @@ def percentile(values, share):
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+class NewDocuments:
+    """A list of documents of `size` bytes, each of which is another one than all before."""
+    seeds = itertools.count(1 << 20)
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return DOCUMENTS
+
+    def __getitem__(self, _):
+        return Connection.form.document(next(self.seeds), self.size)
+
+
 def measure(port, documents, count, seed):
     """Returns the latencies of requests one after another, in seconds."""
     connection, times = Connection(port), []
     for i in range(count):
-        question = b" Question %d of %d?" % (i, seed)
+        prompt, question = documents[i % len(documents)], connection.form.question % (i, seed)
         begin = time.perf_counter()
-        status = connection.chat(documents[i % len(documents)], question)
+        status = connection.send(prompt, question)
         times.append(time.perf_counter() - begin)
         if status != 200:
             sys.exit(f"port {port}: status {status}")
@@ -228,7 +288,7 @@ def with_large_bodies(port, documents, large, seconds):
     def send():
         connection, i = Connection(port), 0
         while not stop.is_set():
-            connection.chat(large, b" Question %d?" % i)
+            connection.send(large, connection.form.question % (i, 0))
             i += 1
         served.append(i)
     sender = threading.Thread(target=send)
@@ -250,7 +310,7 @@ def sustain(ports, documents, count, seconds, router):
     connections = [Connection(ports[number % len(ports)]) for number in range(count)]
     for connection in connections:  # a router may have several processes
         for text in documents:
-            connection.chat(text, b"")
+            connection.send(text)
     times, faults = [[] for _ in range(count)], []
     start, end = time.monotonic(), time.monotonic() + seconds
 
@@ -259,7 +319,8 @@ def sustain(ports, documents, count, seconds, router):
             i = 0
             while time.monotonic() < end:
                 begin = time.perf_counter()
-                status = connections[number].chat(documents[(number + i) % len(documents)], b" Question %d of %d?" % (i, number))
+                question = Connection.form.question % (i, number)
+                status = connections[number].send(documents[(number + i) % len(documents)], question)
                 times[number].append(time.perf_counter() - begin)
                 if status != 200:
                     raise ConnectionError(f"status {status}")
@@ -306,10 +367,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.8, help="about the time of one router in one round")
     parser.add_argument("--large-seconds", type=float, default=3, help="time of each router with bodies of 8 MB; 0: leave it out")
     parser.add_argument("--kv-events", action="store_true", help="let the engines send KV events, and the proxy follow them")
+    parser.add_argument("--ids", action="store_true", help="send completions with token ids in place of chats")
+    parser.add_argument("--cold", action="store_true", help="send prompts that no request sent before")
     parser.add_argument("--connections", type=int, default=0, help="connections of the sustained load; 0: leave it out")
     parser.add_argument("--sustained-seconds", type=float, default=3, help="time of one router in one round of the sustained load")
     parser.add_argument("--json", help="file for all numbers")
     flags = parser.parse_args()
+    if flags.cold and flags.connections > 0:
+        parser.error("--connections takes cached prompts: leave out --cold")
+    Connection.form = IDS if flags.ids else CHATS
+    document = Connection.form.document
     folder = pathlib.Path(tempfile.mkdtemp(prefix="moesaic-routers-"))
     engines, processes, results = [], [], {}
     routers = []
@@ -324,13 +391,16 @@ def main():
         routers = start_routers(engines, flags, folder)
         rate = tokens_per_byte(routers[0])
         ways = [("direct", engines[0], None)] + [(r.name, r.port, r) for r in routers]
-        print(f"{rate:.3f} tokens per byte of text; {os.cpu_count()} processors\n")
+        print(f"{rate:.3f} tokens per byte of {'ids' if flags.ids else 'text'}; {os.cpu_count()} processors"
+              f"{'; new documents in each request' if flags.cold else ''}\n")
         print("| tokens | way | added p50, ms | added p99, ms | CPU s per 1,000 requests |\n|---|---|---|---|---|")
         for tokens in flags.tokens:
-            documents = [document(i, int(tokens / rate)) for i in range(DOCUMENTS)]
+            size = int(tokens / rate)
+            documents = NewDocuments(size) if flags.cold else [document(i, size) for i in range(DOCUMENTS)]
             for _, port, _ in ways:
                 measure(port, documents, DOCUMENTS * WARM, 0)
-            once = statistics.median(measure(engines[0], documents, 8, 1))
+            # New text takes the proxy with a tokenizer longer than an engine.
+            once = statistics.median(measure(routers[0].port if flags.cold else engines[0], documents, 8, 1))
             count = max(20, min(400, int(flags.seconds / once / 2)))
             rows = {name: {"p50": [], "p99": [], "cpu": []} for name, _, _ in ways}
             for turn in range(flags.rounds):
@@ -344,7 +414,7 @@ def main():
                     for key, share in (("p50", 0.5), ("p99", 0.99)):
                         base = 0 if name == "direct" else percentile(times["direct"], share)
                         rows[name][key].append((percentile(values, share) - base) * 1e3)
-            results[tokens] = {"requests": count, **rows}
+            results[tokens] = {"requests": count, "cold": flags.cold, **rows}
             for name, row in rows.items():
                 label = "direct (not added)" if name == "direct" else name
                 print(f"| {tokens} | {label} | {spread(row['p50'])} | {spread(row['p99'])} | {spread(row['cpu']) if row['cpu'] else ''} |", flush=True)
@@ -360,7 +430,7 @@ def main():
             small, large = [document(i, int(1000 / rate)) for i in range(DOCUMENTS)], document(7, 8 << 20)
             print("\n| 1,000 tokens beside bodies of 8 MB | p50, ms | p99, ms | largest, ms | large bodies |\n|---|---|---|---|---|")
             for name, port, _ in ways:
-                Connection(port).chat(large, b"")
+                Connection(port).send(large)
                 times, served = with_large_bodies(port, small, large, flags.large_seconds)
                 results[f"large {name}"] = {"times": times, "served": served}
                 print(f"| {name} | {percentile(times, .5) * 1e3:.2f} | {percentile(times, .99) * 1e3:.2f} | {max(times) * 1e3:.2f} | {served} |", flush=True)

@@ -61,6 +61,11 @@ proxy::SimulationOptions OptionsOf(const SimulateFlags& flags) {
   return options;
 }
 
+// Returns how many times as fast as real time a simulation ran.
+double SpeedOf(const SimulationResult& r, double wall) {
+  return static_cast<double>(r.virtual_time) / proxy::kSecond / wall;
+}
+
 nlohmann::ordered_json JsonOf(const SimulationResult& r, double wall) {
   return {{"policy", r.policy},
           {"requests", r.requests},
@@ -78,7 +83,8 @@ nlohmann::ordered_json JsonOf(const SimulationResult& r, double wall) {
           {"prefill_skipped", r.prefill_skipped},
           {"preemptions", r.preemptions},
           {"virtual_s", static_cast<double>(r.virtual_time) / proxy::kSecond},
-          {"wall_s", wall}};
+          {"wall_s", wall},
+          {"times_real_time", SpeedOf(r, wall)}};
 }
 
 std::vector<std::string> RowOf(const SimulationResult& r) {
@@ -126,7 +132,7 @@ Status RunSimulate(const SimulateFlags& flags) {
       });
       if (!result.ok()) return Annotate(result.status(), trace.name + ", " + policy);
       const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      const double speed = static_cast<double>(result->virtual_time) / proxy::kSecond / wall;
+      const double speed = SpeedOf(*result, wall);
       fastest = std::max(fastest, speed);
       slowest = slowest == 0 ? speed : std::min(slowest, speed);
       rows.push_back(RowOf(*result));

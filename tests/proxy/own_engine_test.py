@@ -18,6 +18,14 @@ sys.path.insert(0, str(ROOT / "tests" / "server"))
 from serving import Server  # noqa: E402
 
 BLOCK = 64  # tokens of a KV block of `moesaic serve`
+WORDS = ["The", "capital", "of", "France", "is", "Paris", ".", "\n", "1 + 1 =", "{\"a\": [1, 2]}", "<|im_end|>", "na\u00efve", "\u4e2d\u6587", "  ", "\t", "don't"]
+# Templates in addition to that of the model: one that prints contents as they are, and one that strips them, as Llama's do.
+TEMPLATES = {
+    "chatml": "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}{% endfor %}"
+              "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+    "stripped": "{% for message in messages %}{{ '[' + message['role'] + ']\\n\\n' + message['content'] | trim + '\\n' }}{% endfor %}"
+                "{% if add_generation_prompt %}{{ '[assistant]\\n\\n' }}{% endif %}",
+}
 
 try:
     import openai
@@ -44,9 +52,8 @@ class OwnEngines(ProxyTest):
     def test_ids_equal_those_of_the_engine(self):
         """The engine is asked through the proxy for the ids that it got, and directly for those that it computes."""
         proxy = self.proxy(self.pool())
-        words = ["The", "capital", "of", "France", "is", "Paris", ".", "\n", "1 + 1 =", "{\"a\": [1, 2]}", "<|im_end|>", "na\u00efve", "\u4e2d\u6587", "  ", "\t", "don't"]
         chance = random.Random(3)
-        texts = [" ".join(chance.choice(words) for _ in range(chance.randint(1, 60))) for _ in range(1000)]
+        texts = [" ".join(chance.choice(WORDS) for _ in range(chance.randint(1, 60))) for _ in range(1000)]
 
         def check(thread):
             for text in texts[thread::8]:
@@ -57,6 +64,53 @@ class OwnEngines(ProxyTest):
         together(8, check)
         self.assertEqual(proxy.metric("moesaic_proxy_unrendered_total"), 0)
         proxy.idle()
+
+    def chats(self, seed, count):
+        """Random chats. The proxy sends the ids of all of them."""
+        chance = random.Random(seed)
+        words = [*WORDS, "<|user|>", "<|assistant|>", "<|end|>", "assistant\n"]
+        text = lambda: " ".join(chance.choice(words) for _ in range(chance.randint(0, 30)))
+        for number in range(count):
+            roles = ["system"] * chance.randint(0, 1) + ["user", "assistant", "user"][:chance.randint(1, 3)]
+            chat = {"messages": [{"role": role, "content": text()} for role in roles]}
+            yield {**chat, "add_generation_prompt": False} if number % 5 == 4 else chat
+
+    def check_chats(self, model, server, seed):
+        """An engine with SGLang's API gets the ids in the field `input_ids`; `server` renders the same chats."""
+        engine = self.mock()
+        proxy = self.proxy(f"api sglang; model {model}; engine {engine.url};")
+        chats = list(self.chats(seed, 120))  # a mock engine keeps the last 200 requests
+
+        def send(thread):
+            for number in range(thread, len(chats), 8):
+                body = {"model": "mock", "max_tokens": 1, "user": str(number), **chats[number]}
+                status, _, answer = proxy.request("POST", "/v1/chat/completions", json.dumps(body, ensure_ascii=number % 2 == 0).encode())
+                self.assertEqual(status, 200, answer)
+        together(8, send)
+        self.assertEqual(proxy.metric("moesaic_proxy_unrendered_total"), 0)
+        sent = {int(body["user"]): body.get("input_ids") for path, _, body in engine.requests() if path == "/v1/chat/completions"}
+        self.assertEqual(sorted(sent), list(range(len(chats))))
+        for number, chat in enumerate(chats):
+            status, rendered = server.json("POST", "/v1/chat/completions/render", chat)
+            self.assertEqual(status, 200, rendered)
+            self.assertEqual(sent[number], rendered["prompt_token_ids"], chat)
+        proxy.idle()
+
+    def test_ids_of_chats_equal_those_of_the_engine(self):
+        self.check_chats(MODEL, self.servers[0], seed=4)
+
+    def test_ids_of_chats_with_other_templates_equal_those_of_the_engine(self):
+        for seed, (name, template) in enumerate(TEMPLATES.items()):
+            with self.subTest(name):
+                folder = tempfile.TemporaryDirectory()
+                self.addCleanup(folder.cleanup)
+                for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
+                    os.symlink(MODEL / file, pathlib.Path(folder.name) / file)
+                settings = json.loads((MODEL / "tokenizer_config.json").read_text())
+                (pathlib.Path(folder.name) / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+                server = Server(model=folder.name)
+                self.addCleanup(server.stop)
+                self.check_chats(folder.name, server, seed)
 
     def test_a_common_prefix_is_cached_in_one_engine(self):
         proxy = self.proxy(self.pool())

@@ -44,10 +44,16 @@ class Workers(ProxyTest):
                 self.assertEqual(woken(10), expected)
 
     def test_survives_kills_of_workers_and_of_the_master(self):
+        """Kills the scheduling master 50 times, and other workers 50 times."""
         self.killed = True
         engines = [self.mock() for _ in range(2)]
         proxy = self.proxy("".join(f"engine {e.url};" for e in engines), workers=3)
         chance, stop, statuses, victims = random.Random(2), threading.Event(), [], []
+
+        def roles():
+            """Returns the scheduling master and the two other workers once all of them run."""
+            pids, master = sorted(proxy.workers()), proxy_state(proxy)["master"]
+            return (master, [pid for pid in pids if pid != master]) if len(pids) == 3 and master in pids else None
 
         def load(seed):
             while not stop.is_set():
@@ -60,12 +66,10 @@ class Workers(ProxyTest):
         for thread in threads:
             thread.start()
         try:
-            for turn in range(50):
-                pids = until(lambda: sorted(pids) if len(pids := proxy.workers()) == 3 else None)
+            for turn in range(100):
+                master, others = until(roles)
                 time.sleep(chance.uniform(0, 0.02))  # a random moment in the life of the requests
-                master = proxy_state(proxy)["master"]
-                others = [pid for pid in pids if pid != master]
-                victim = master if turn % 2 == 0 and master in pids else others[turn // 2 % len(others)]
+                victim = master if turn % 2 == 0 else others[turn // 2 % len(others)]
                 victims.append(victim == master)
                 os.kill(victim, signal.SIGKILL)
                 done = statuses.count(200)
@@ -76,8 +80,7 @@ class Workers(ProxyTest):
             for thread in threads:
                 thread.join()
         self.assertEqual(set(statuses) - {0, 200}, set())
-        self.assertGreaterEqual(victims.count(True), 20)
-        self.assertGreaterEqual(victims.count(False), 15)
+        self.assertEqual((victims.count(True), victims.count(False)), (50, 50))
         proxy.idle()
         for engine in engines:
             until(lambda: engine.state()["live"] == 0)

@@ -1,6 +1,7 @@
 // Benchmarks the prefix index at the size of a large cluster: time of a match, block operations of one writer
 // and memory per block. An index per instance is measured in the same run: a hash set and a radix tree.
 //   proxy_index_bench [--instances 1000] [--blocks 1000000] [--sharing 50] [--writers 1]
+// With several numbers, such as --instances 10,100,1000, a table at the end has the results of all of them.
 #include <absl/container/flat_hash_map.h>
 #include <absl/container/flat_hash_set.h>
 #include <sys/mman.h>
@@ -58,21 +59,30 @@ void KeysOf(uint64_t prompt, Keys& keys) {
 }
 
 struct Options {
-  uint64_t instances = 1000;
-  uint64_t blocks = 1'000'000;  // per instance
-  uint64_t sharing = 50;        // instances that hold the same block
-  uint64_t writers = 1;         // threads that fill the index, each for instances of its own
+  std::vector<uint64_t> instances = {1000};  // one run for each
+  uint64_t blocks = 1'000'000;               // per instance
+  uint64_t sharing = 50;                     // instances that hold the same block
+  uint64_t writers = 1;                      // threads that fill the index, each for instances of its own
 };
 
 // Instances form groups; the instances of a group hold the same prompts.
 struct Cluster {
-  explicit Cluster(const Options& o)
-      : instances(o.instances),
-        groups(std::max<uint64_t>(o.instances / o.sharing, 1)),
+  Cluster(const Options& o, uint64_t num_instances)
+      : instances(num_instances),
+        groups(std::max<uint64_t>(instances / o.sharing, 1)),
+        holders((instances + groups - 1) / groups),
         prompts_per_group(std::max<uint64_t>(o.blocks / kPromptBlocks, 1)),
         prompts(groups * prompts_per_group) {}
   uint64_t PromptOf(uint64_t instance, uint64_t i) const { return instance % groups * prompts_per_group + i; }
-  uint64_t instances, groups, prompts_per_group, prompts;
+  uint64_t instances, groups;
+  uint64_t holders;  // most instances that hold one block
+  uint64_t prompts_per_group, prompts;
+};
+
+// Results of one number of instances, for the table.
+struct Summary {
+  uint64_t instances, holders;
+  double bytes_per_block, known_us, depths_us;
 };
 
 // Median and 99th percentile of the times of matching random prompts.
@@ -245,8 +255,8 @@ class RadixTree {
 };
 
 // An index per instance answers for each instance of its own: `sample` of those that hold the prompt.
-void MeasurePeers(const Cluster& cluster, uint64_t sharing) {
-  const size_t sample = std::min<uint64_t>(sharing, 8);
+void MeasurePeers(const Cluster& cluster) {
+  const size_t sample = std::min<uint64_t>(cluster.holders, 8);
   std::vector<absl::flat_hash_set<uint64_t>> sets(sample);
   std::vector<RadixTree> trees(sample);
   Keys keys;
@@ -304,33 +314,33 @@ void MeasureClear(BlockIndex& index, int instance) {
       total * 1e3);
 }
 
-void Run(const Options& o) {
-  const Cluster cluster(o);
+Summary Run(const Options& o, uint64_t instances) {
+  const Cluster cluster(o, instances);
   const uint64_t distinct = cluster.prompts * kPromptBlocks;
   constexpr uint64_t kEngineBlocks = 1'000'000;  // hashes of one instance are enough for one writer
   ZoneOptions options;
-  options.max_instances = static_cast<uint32_t>(o.instances);
+  options.max_instances = static_cast<uint32_t>(instances);
   options.max_requests = 64;
   options.max_workers = 4;
   options.index_blocks = distinct + distinct / 20 + kEngineBlocks;
   options.engine_blocks = kEngineBlocks;
-  options.shared_blocks = o.sharing > 4 ? distinct + 16 : 16;
+  const bool shared = cluster.holders > 4;  // the blocks need bit sets
+  options.shared_blocks = shared ? distinct + 16 : 16;
   const Memory memory(Zone::Bytes(options));
   const auto zone = Zone::Create(memory.get(), Zone::Bytes(options), options);
   MOESAIC_CHECK(zone.ok());
   BlockIndex index(*zone);
   State state(*zone);
-  std::vector<InstanceConfig> configs(o.instances);
-  for (uint64_t i = 0; i < o.instances; ++i) configs[i].url = "http://" + std::to_string(i);
+  std::vector<InstanceConfig> configs(instances);
+  for (uint64_t i = 0; i < instances; ++i) configs[i].url = "http://" + std::to_string(i);
   MOESAIC_CHECK(state.Configure(configs, 1).ok());
   std::printf("%lu instances x %lu blocks of 16 tokens, %lu distinct blocks, each on %lu instances\n",
-              o.instances, cluster.prompts_per_group * kPromptBlocks, distinct,
-              std::min(o.sharing, o.instances));
+              instances, cluster.prompts_per_group * kPromptBlocks, distinct, cluster.holders);
   Fill(index, cluster, o.writers);
   const IndexStats stats = index.Stats();
   // The key table at its load of 0.55, and the planes of the bit sets that are in use.
-  const double words = static_cast<double>((o.instances + kSpareNumbers + 63) / 64);
-  const double sets = o.sharing > 4 ? words * 8 + 4 : 0, bytes = 16 / 0.55 + sets;
+  const double words = static_cast<double>((instances + kSpareNumbers + 63) / 64);
+  const double sets = shared ? words * 8 + 4 : 0, bytes = 16 / 0.55 + sets;
   std::printf(
       "memory: %.1f bytes per distinct block, %.2f per block and instance; %.1f for each engine hash; %lu "
       "dropped\n",
@@ -341,22 +351,23 @@ void Run(const Options& o) {
   WriteEvents(*zone, index, 0, 500'000);
   MatchResult result;
   uint32_t shortest = ~0U;  // blocks that found no room cut a match
-  MeasureMatch("match of 100,000 tokens, all blocks known", cluster.prompts, [&](const Keys& keys) {
-    index.Match(keys, result);
-    shortest = std::min(shortest, result.longest);
-  });
+  const double known_us =
+      MeasureMatch("match of 100,000 tokens, all blocks known", cluster.prompts, [&](const Keys& keys) {
+        index.Match(keys, result);
+        shortest = std::min(shortest, result.longest);
+      });
   std::printf("the shortest of these matches has %u of %lu blocks, on %zu instances\n", shortest,
               kPromptBlocks, result.matches.size());
   // The instances of a group evicted prompt 0 from its end on, each to another depth.
   Keys evicted;
   KeysOf(0, evicted);
   uint64_t holders = 0;
-  for (uint64_t instance = 0; instance < o.instances; instance += cluster.groups, ++holders)
+  for (uint64_t instance = 0; instance < instances; instance += cluster.groups, ++holders)
     index.Remove(static_cast<int>(instance), Tier::kDevice,
                  std::span(evicted).subspan((holders * 7919 + 1) % kPromptBlocks));
   char name[80];
   std::snprintf(name, sizeof name, "match of 100,000 tokens, %lu instances to %lu depths", holders, holders);
-  MeasureMatch(name, 1, [&](const Keys& keys) { index.Match(keys, result); });
+  const double depths_us = MeasureMatch(name, 1, [&](const Keys& keys) { index.Match(keys, result); });
   MeasureMatch("match of 100,000 tokens, nothing known", cluster.prompts, [&](Keys& keys) {
     keys[0] ^= 2;
     index.Match(keys, result);
@@ -369,7 +380,29 @@ void Run(const Options& o) {
     maker.Append(tokens, {}, kBlock, made);
   });
   MeasureClear(index, 0);
-  MeasurePeers(cluster, o.sharing);
+  MeasurePeers(cluster);
+  return {instances, cluster.holders, bytes, known_us, depths_us};
+}
+
+void PrintTable(const std::vector<Summary>& rows) {
+  std::printf(
+      "\n| instances | that hold a block | bytes per distinct block | match, us | match, a depth each, us |\n"
+      "|---:|---:|---:|---:|---:|\n");
+  for (const Summary& row : rows)
+    std::printf("| %lu | %lu | %.1f | %.1f | %.1f |\n", row.instances, row.holders, row.bytes_per_block,
+                row.known_us, row.depths_us);
+}
+
+// Reads a list such as "10,100,1000".
+std::vector<uint64_t> Numbers(const char* text) {
+  std::vector<uint64_t> numbers;
+  for (const char* at = text;; ++at) {
+    char* end = nullptr;
+    numbers.push_back(std::strtoull(at, &end, 10));
+    MOESAIC_CHECK(end != at && numbers.back() >= 1 && numbers.back() <= uint64_t{kMaxInstances});
+    if (*end != ',') return numbers;
+    at = end;
+  }
 }
 
 }  // namespace
@@ -378,11 +411,13 @@ int main(int argc, char** argv) {
   Options options;
   for (int i = 1; i + 1 < argc; i += 2) {
     const uint64_t value = std::strtoull(argv[i + 1], nullptr, 10);
-    if (std::strcmp(argv[i], "--instances") == 0) options.instances = value;
+    if (std::strcmp(argv[i], "--instances") == 0) options.instances = Numbers(argv[i + 1]);
     if (std::strcmp(argv[i], "--blocks") == 0) options.blocks = value;
     if (std::strcmp(argv[i], "--sharing") == 0) options.sharing = value;
     if (std::strcmp(argv[i], "--writers") == 0) options.writers = std::max<uint64_t>(value, 1);
   }
-  Run(options);
+  std::vector<Summary> rows;
+  for (const uint64_t instances : options.instances) rows.push_back(Run(options, instances));
+  if (rows.size() > 1) PrintTable(rows);
   return 0;
 }

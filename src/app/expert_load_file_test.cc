@@ -4,8 +4,6 @@
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -105,19 +103,19 @@ TEST_F(ExpertLoadFileTest, AFullDiskKeepsTheLastFile) {
   WriteTokens(*std::make_unique<ExpertLoadFile>(path_), 1);
   const std::string last = Content();
   EXPECT_NE(last, "");
-  const pid_t child = fork();
-  if (child == 0) {
-    std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit = {16, 16};  // maximum bytes of a file
-    setrlimit(RLIMIT_FSIZE, &limit);
-    auto file = std::make_unique<ExpertLoadFile>(path_);
-    WriteTokens(*file, 2);
-    const bool counted = file->write_errors() == 1;
-    _exit(counted && LogLines(std::move(file)) == 1 ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit;  // bytes of a file
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small = {16, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  auto file = std::make_unique<ExpertLoadFile>(path_);
+  WriteTokens(*file, 2);
+  const int64_t errors = file->write_errors();
+  const int lines = LogLines(std::move(file));
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(errors, 1);
+  EXPECT_EQ(lines, 1);
   EXPECT_EQ(Content(), last);
   EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 1)
       << "no partial file remains";

@@ -173,11 +173,18 @@ Status SetSpeedsOf(const comm::Topology& topology, parallel::Layout& layout) {
 
 }  // namespace
 
+Status RankFlags::CheckSizesWithoutLayout() const {
+  if (degrees == parallel::Degrees{} && !expert_parallel) return OkStatus();
+  return InvalidArgument("--layout {} excludes sizes, found {}{}", layout, parallel::Name(degrees),
+                         expert_parallel ? " with --enable-expert-parallel" : "");
+}
+
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   parallel::Degrees degrees = flags.degrees;
   if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor * degrees.data;
   parallel::Split split = flags.split;
   if (!flags.layout.empty() && flags.layout != kAuto) {
+    RETURN_IF_ERROR(flags.CheckSizesWithoutLayout());
     ASSIGN_OR_RETURN(const parallel::Layout stated, parallel::Layout::Parse(flags.layout));
     degrees = stated.degrees();
     split = stated.split();

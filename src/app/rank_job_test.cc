@@ -40,5 +40,16 @@ TEST(LayoutOf, ExpertsThatMoveStartInEqualNumbers) {
   EXPECT_THAT(LayoutOf(flags).status().message(), refused);
 }
 
+TEST(LayoutOf, ALayoutExcludesSizes) {
+  RankFlags flags;
+  flags.layout = "tp=2,pp=2";
+  EXPECT_EQ(LayoutOf(flags)->degrees(), (parallel::Degrees{.tensor = 2, .pipeline = 2}));
+  flags.degrees.data = 3;
+  EXPECT_EQ(LayoutOf(flags).status().message(), "--layout tp=2,pp=2 excludes sizes, found DP3");
+  flags.degrees.data = 1;
+  flags.expert_parallel = true;
+  EXPECT_THAT(LayoutOf(flags).status().message(), testing::HasSubstr("with --enable-expert-parallel"));
+}
+
 }  // namespace
 }  // namespace moesaic::app

@@ -122,7 +122,7 @@ class Smol(unittest.TestCase):
             self.assertEqual(len(rows), 40)
             # Ten questions are few: the whole list decides where they do not reach the bound.
             for selected in (rows[::EVERYDAY_STEP], rows):
-                records = list(evaluate.evaluate(server.url, selected, samples=1))
+                records = list(evaluate.evaluate(server.url, selected, samples=1, fields={"max_tokens": 1024}))
                 good = self.count_sensible(records)
                 if good >= LEAST_SENSIBLE * len(records):
                     break

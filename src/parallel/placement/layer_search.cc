@@ -243,7 +243,7 @@ void LayerSearch::Recompute() {
   }
 }
 
-void LayerSearch::FindSwaps(int rank, Step& best) const {
+void LayerSearch::FindSwaps(int rank, bool must_gain, Step& best) const {
   const int ranks = static_cast<int>(layer_.size());
   for (int slot = 0; slot < static_cast<int>(layer_[rank].size()); ++slot) {
     const int a = layer_[rank][slot];
@@ -259,7 +259,7 @@ void LayerSearch::FindSwaps(int rank, Step& best) const {
         const int b = layer_[other][slot_b];
         if (Holds(rank, b)) continue;
         const double mine = Changed(rank, unit(a), unit(b));
-        if (mine >= cost_[rank]) continue;  // the loaded rank must gain
+        if (must_gain && mine >= cost_[rank]) continue;
         const double gain = before - mine - Changed(other, unit(b), unit(a)) -
                             AwayCost(a, Away(a, other) - Away(a, rank), copies_[a]) -
                             AwayCost(b, Away(b, rank) - Away(b, other), copies_[b]);
@@ -380,7 +380,12 @@ int LayerSearch::Improve(int max_steps, const std::function<bool()>& stop, int m
     for (int i = 0;
          i < std::min(ranks, kSearchedRanks) && best.kind == Step::kNone && cost_[order[i]] > total * 1e-3;
          ++i) {
-      FindSwaps(order[i], best);
+      FindSwaps(order[i], /*must_gain=*/true, best);
+      FindExchanges(order[i], best);
+    }
+    const bool mostly_away = std::accumulate(cost_.begin(), cost_.end(), 0.0) < total / 2;
+    for (int i = 0; i < ranks && best.kind == Step::kNone && mostly_away; ++i) {
+      FindSwaps(order[i], /*must_gain=*/false, best);
       FindExchanges(order[i], best);
     }
     if (best.kind == Step::kNone) break;

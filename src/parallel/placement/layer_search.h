@@ -56,20 +56,19 @@ class LayerSearch {
   /// Starts from a placement whose ranks hold distinct experts, within the slots.
   void Start(const LayerPlacement& layer);
 
-  /// Applies the best swap, move, exchange or addition of a replica that involves a loaded rank, until none
-  /// improves the objective, `max_steps` are done or `stop` returns true. Returns the number of steps. With
-  /// `max_moves` >= 0, at most that many slots differ from the placement at the start. In this case the
-  /// search keeps the placement with the smallest worst() of all its steps, so that a larger number never
-  /// gives a worse result.
+  /// Applies the best swap, move, exchange or addition of a replica that involves a loaded rank, or any rank
+  /// while most of the objective is the cost of tokens away from home, until none improves the objective,
+  /// `max_steps` are done or `stop` returns true. Returns the number of steps. With `max_moves` >= 0, at most
+  /// that many slots differ from the placement at the start. In this case the search keeps the placement with
+  /// the smallest worst() of all its steps, so that a larger number never gives a worse result.
   int Improve(int max_steps, const std::function<bool()>& stop, int max_moves = -1);
 
   /// Tries other replica counts and keeps the best placement. They help if ranks have few slots:
   /// ReplicaCounts() minimizes the largest replica, which makes many replicas of medium size that do not fit
   /// together. There are two parts, each with at most `max_tries` placements:
   ///
-  /// 1. For several limits, each expert gets the fewest replicas that are not above the limit. The other
-  /// replicas
-  ///    go to experts with one replica.
+  /// 1. For several limits, each expert gets the fewest replicas that are not above the limit. The others go
+  ///    to experts with one replica.
   /// 2. Single replicas move from cold experts to hot ones as long as that improves the objective.
   ///
   /// Ranks of two slots with a single scenario have a different search (SearchPairCounts).
@@ -119,7 +118,8 @@ class LayerSearch {
   void SetScale();
   void Put(int rank, int expert);
   void Recompute();
-  void FindSwaps(int rank, Step& best) const;
+  // With `must_gain`, swaps lower the load of `rank`.
+  void FindSwaps(int rank, bool must_gain, Step& best) const;
   void FindExchanges(int rank, Step& best);
   double ExchangeGain(int expert, int rank_b, int slot_b);
   double AdditionGain(int expert, int rank_b);

@@ -44,8 +44,9 @@ struct PlannerOptions {
   /// predicted to be faster.
   const CostModel* cost = nullptr;
   /// Share of the workloads (or of windows that are given as workloads) that count for a layer's plan. The
-  /// others are those with the largest rank loads. 1: all count. Below 1, a layer of `current` changes only
-  /// if its largest rank load in the workloads that count falls.
+  /// others are those with the largest rank loads. 1: all count. Below 1 and without `traffic_weight`, a
+  /// layer of `current` changes only if its largest rank load in the workloads that count falls, or with
+  /// `cost` its predicted time.
   double quantile = 1;
   int threads = 2;
   int max_steps = 1000;  ///< of the local search, per layer

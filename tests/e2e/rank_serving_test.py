@@ -81,7 +81,8 @@ class Serving(unittest.TestCase):
     def test_a_rank_that_runs_out_of_memory_while_requests_run_is_named(self):
         """Steps of the stream have 16 sequences. Rank 1 then gets a limit that leaves it 2 MiB, and the hidden states of a step with
         four prompts need 14 MiB."""
-        server = Server("-tp", "2", "--threads", "1", "--max-sequences", "20", "--max-batch-tokens", "16384")
+        server = Server("-tp", "2", "--threads", "1", "--max-sequences", "20", "--max-batch-tokens", "16384",
+                        environment={"MALLOC_MMAP_THRESHOLD_": str(128 << 10)})  # freed memory does not stay in the process
         self.addCleanup(server.process.kill)
         rank, = children(server.process.pid)
         stream = {"prompt": "Once", "n": 16, "max_tokens": 3000, "ignore_eos": True, "stream": True}

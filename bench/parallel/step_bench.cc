@@ -58,8 +58,9 @@ void RunRank(comm::Transport& transport, const comm::Topology& topology, const D
 
 // Computes in real time, or in SMPI's time: nanosleep is simulated there.
 void SleepAndProgress(comm::Transport& transport, double seconds) {
+  constexpr double kResolution = 10e-9;  // SMPI's time does not pass in shorter sleeps
   const double end = transport.Now() + seconds, slice = std::max(seconds / 4, 50e-6);
-  for (double left = seconds; left > 0; left = end - transport.Now()) {
+  for (double left = seconds; left > kResolution; left = end - transport.Now()) {
     transport.Progress();
     const double now = std::min(left, slice);
     const timespec time = {

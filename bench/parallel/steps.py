@@ -1,22 +1,20 @@
 #!/usr/bin/env python3
-r"""Simulates steps of DeepSeek-V3 (int8 or fp8 weights) in several layouts, and prints markdown.
+"""Simulates steps of DeepSeek-V3 (int8 or fp8 weights) in several layouts, and prints markdown.
 
     python3 bench/parallel/steps.py three-way     TP16, EP16, PP8 x TP2 and others on the 16-chip server
     python3 bench/parallel/steps.py deepseek      prefill TP4 x DP8 with EP32, decode TP4 x DP36 with EP144, on H800 nodes
     python3 bench/parallel/steps.py dilated       4 layers with 64 experts each on 8 chips of that server, simulated, and in real
                                                   time in network namespaces: links and computations are slower by 1,000
                                                   (needs root and two idle cores)
-    POLL_US=2 python3 bench/parallel/steps.py three-way --simulator smpi --steps prefill --narrow 256 --layers 8 \
-        --layouts TP16 EP16 "PP8 x TP2"           the same schedule under SMPI
+    POLL_US=2 python3 bench/parallel/steps.py three-way --simulator smpi --narrow 256        the same schedules under SMPI
 
 The collectives and exchanges are this repository's; computations take the time of a roofline of the described devices.
 In virtual time, hidden states have --narrow times fewer values, and links are as many times slower: messages then take the
 same time, but a step that moves gigabytes is simulated on one machine. Routes of exchanges keep their size: they are 0.5% of
 a row of DeepSeek-V3, and count as --narrow times as much (7% with 16). `three-way` narrows exchanges by 4 at most. Small sums
-are cut into fewer pieces: a decode step of TP16 takes 225 ms with 64 instead of 217 ms.
+are cut into fewer pieces: a decode step of TP16 takes 224 ms with 64 instead of 217 ms.
 --simulator virtual (default) runs ranks as threads in virtual time, smpi as processes of SimGrid's SMPI, where a look for ended
-messages takes POLL_US (1) microseconds. Ranks take turns all the time: a simulation at a low priority among other programs
-takes 50 times as long as on an idle core. --layers N simulates N layers, all with experts, instead of the release's 61 (3 without);
+messages takes POLL_US (1) microseconds. --layers N simulates N layers, all with experts, instead of the release's 61 (3 without);
 the embedding and the output head then take a larger part of a step. Needs a build folder with the benchmarks:
     ninja -C build/release parallel_step_work parallel_step_bench comm_smpi_platform
 """

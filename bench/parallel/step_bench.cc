@@ -56,10 +56,11 @@ void RunRank(comm::Transport& transport, const comm::Topology& topology, const D
   fmt::print("{}\n", out.dump());
 }
 
-// Computes in real time, or in SMPI's time: nanosleep is simulated there.
+// Computes in real time, or in SMPI's time: nanosleep is simulated there. Looks for messages often, since TCP
+// moves a large one in parts, and the network of the machine that is imitated moves it alone.
 void SleepAndProgress(comm::Transport& transport, double seconds) {
   constexpr double kResolution = 10e-9;  // SMPI's time does not pass in shorter sleeps
-  const double end = transport.Now() + seconds, slice = std::max(seconds / 4, 50e-6);
+  const double end = transport.Now() + seconds, slice = std::clamp(seconds / 4, 50e-6, 1e-3);
   for (double left = seconds; left > kResolution; left = end - transport.Now()) {
     transport.Progress();
     const double now = std::min(left, slice);

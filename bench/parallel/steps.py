@@ -128,8 +128,8 @@ THREE_WAY = {"TP16": {"tp": 16}, "EP16": {"dp": 16}, "PP2 x TP8": {"pp": 2, "tp"
 def hybrids():
     """Returns the other layouts of 16 ranks whose replicas divide the experts."""
     sizes = (1, 2, 4, 8, 16)
-    return {f"PP{pp} x TP{tp} x DP{16 // pp // tp}": {"pp": pp, "tp": tp, "dp": 16 // pp // tp}
-            for pp in sizes for tp in sizes if pp * tp < 16 and pp * tp > 1}
+    degrees = [{"pp": pp, "tp": tp, "dp": 16 // pp // tp} for pp in sizes for tp in sizes if 1 < pp * tp < 16]
+    return {" x ".join(f"{kind.upper()}{size}" for kind, size in each.items() if size > 1): each for each in degrees}
 
 
 def three_way(simulator, prefill_rows, narrow, titles, layouts):
@@ -145,7 +145,7 @@ def three_way(simulator, prefill_rows, narrow, titles, layouts):
             shape = {"rows": rows // replicas} if rows > 1 else {"sequences": sequences // replicas}
             work = simulator.work(SERVER, tokens=rows * sequences // 16, ep=replicas > 1, name=name.replace(" ", ""), **degrees)
             # Steps of one stage are equal; a pipeline has to be filled first.
-            result = simulator.step(SERVER, work, steps=0 if "pp" in degrees else 2,
+            result = simulator.step(SERVER, work, steps=0 if degrees.get("pp", 1) > 1 else 2,
                                     narrow=min(narrow, 4) if replicas > 1 else narrow, **shape)
             base = base or result["interval_ms"]
             row([name, milliseconds(result["latency_ms"]), milliseconds(result["interval_ms"]),

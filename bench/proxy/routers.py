@@ -21,7 +21,7 @@ follows the events too. Use --ids to compare it: vllm-router does not tokenize f
 tokenizer that it could ask.
 
 --cold sends prompts that no request sent before: each has a document of its own, which is made before the time is taken. The proxy
-with a tokenizer tokenizes all of its text, and no engine has a block of it.
+with a tokenizer tokenizes all of its text, and no engine has a block of it. The table with bodies of 8 MB is left out.
 
 --ids sends completions whose prompts are lists of token ids in place of chats. No router tokenizes them.
 
@@ -255,7 +255,7 @@ def percentile(values, share):
 
 
 class NewDocuments:
-    """A list of documents of `size` bytes, each of which is another one than all before."""
+    """A list of documents of `size` bytes; each access makes a new one."""
     seeds = itertools.count(1 << 20)
 
     def __init__(self, size):
@@ -426,7 +426,7 @@ def main():
             states = [engine["index"] for engine in json.loads(page(routers[0].port, "/moesaic/state"))["engines"]]
             results["kv_events"] = {"prompt_tokens": prompt, "cached_tokens": cached, "index": states}
             print(f"\nKV events: index {' and '.join(states)}; {100 * cached / prompt:.1f}% of the prompt tokens were cached", flush=True)
-        if flags.large_seconds > 0:
+        if flags.large_seconds > 0 and not flags.cold:
             small, large = [document(i, int(1000 / rate)) for i in range(DOCUMENTS)], document(7, 8 << 20)
             print("\n| 1,000 tokens beside bodies of 8 MB | p50, ms | p99, ms | largest, ms | large bodies |\n|---|---|---|---|---|")
             for name, port, _ in ways:

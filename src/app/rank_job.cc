@@ -173,10 +173,15 @@ Status SetSpeedsOf(const comm::Topology& topology, parallel::Layout& layout) {
 
 }  // namespace
 
-Status RankFlags::CheckSizesWithoutLayout() const {
-  if (degrees == parallel::Degrees{} && !expert_parallel) return OkStatus();
-  return InvalidArgument("--layout {} excludes sizes, found {}{}", layout, parallel::Name(degrees),
-                         expert_parallel ? " with --enable-expert-parallel" : "");
+Status RankFlags::CheckLayoutHasNoSizes() const {
+  std::vector<std::string> found;
+  if (degrees != parallel::Degrees{}) found.push_back(parallel::Name(degrees));
+  if (expert_parallel) found.emplace_back("--enable-expert-parallel");
+  if (!layers.empty()) found.push_back("--layer-split " + layers);
+  if (!experts.empty()) found.push_back("--expert-split " + experts);
+  if (found.empty()) return OkStatus();
+  return InvalidArgument("--layout {} excludes sizes, found {}; remove one of them", layout,
+                         fmt::join(found, ", "));
 }
 
 StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
@@ -184,7 +189,7 @@ StatusOr<parallel::Layout> LayoutOf(const RankFlags& flags) {
   if (flags.expert_parallel && degrees.expert == 1) degrees.expert = degrees.tensor * degrees.data;
   parallel::Split split = flags.split;
   if (!flags.layout.empty() && flags.layout != kAuto) {
-    RETURN_IF_ERROR(flags.CheckSizesWithoutLayout());
+    RETURN_IF_ERROR(flags.CheckLayoutHasNoSizes());
     ASSIGN_OR_RETURN(const parallel::Layout stated, parallel::Layout::Parse(flags.layout));
     degrees = stated.degrees();
     split = stated.split();

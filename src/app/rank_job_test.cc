@@ -45,10 +45,13 @@ TEST(LayoutOf, ALayoutExcludesSizes) {
   flags.layout = "tp=2,pp=2";
   EXPECT_EQ(LayoutOf(flags)->degrees(), (parallel::Degrees{.tensor = 2, .pipeline = 2}));
   flags.degrees.data = 3;
-  EXPECT_EQ(LayoutOf(flags).status().message(), "--layout tp=2,pp=2 excludes sizes, found DP3");
+  EXPECT_EQ(LayoutOf(flags).status().message(), "--layout tp=2,pp=2 excludes sizes, found DP3; remove one of them");
   flags.degrees.data = 1;
   flags.expert_parallel = true;
-  EXPECT_THAT(LayoutOf(flags).status().message(), testing::HasSubstr("with --enable-expert-parallel"));
+  EXPECT_THAT(LayoutOf(flags).status().message(), testing::HasSubstr("found --enable-expert-parallel;"));
+  flags.expert_parallel = false;
+  flags.layers = "1,3";
+  EXPECT_THAT(LayoutOf(flags).status().message(), testing::HasSubstr("found --layer-split 1,3;"));
 }
 
 }  // namespace

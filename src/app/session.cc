@@ -306,7 +306,7 @@ StatusOr<std::string> ChooseLayout(const checkpoint::Checkpoint& source, ModelFl
   if (flags.ranks.topology.empty()) {
     return InvalidArgument("--layout auto needs --topology, a file with the ranks' devices and links");
   }
-  RETURN_IF_ERROR(flags.ranks.CheckSizesWithoutLayout());
+  RETURN_IF_ERROR(flags.ranks.CheckLayoutHasNoSizes());
   ASSIGN_OR_RETURN(const auto predictions, PredictLayouts({.model = source,
                                                            .dtype = flags.dtype,
                                                            .kv_dtype = flags.kv_dtype,

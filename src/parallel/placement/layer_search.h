@@ -60,7 +60,8 @@ class LayerSearch {
   /// while most of the objective is the cost of tokens away from home, until none improves the objective,
   /// `max_steps` are done or `stop` returns true. Returns the number of steps. With `max_moves` >= 0, at most
   /// that many slots differ from the placement at the start. In this case the search keeps the placement with
-  /// the smallest worst() of all its steps, so that a larger number never gives a worse result.
+  /// the smallest worst() of all its steps, which ignores homes, so that a larger number never gives a worse
+  /// result.
   int Improve(int max_steps, const std::function<bool()>& stop, int max_moves = -1);
 
   /// Tries other replica counts and keeps the best placement. They help if ranks have few slots:
@@ -118,7 +119,7 @@ class LayerSearch {
   void SetScale();
   void Put(int rank, int expert);
   void Recompute();
-  // With `must_gain`, swaps lower the load of `rank`.
+  // With `must_gain`, only swaps that lower the cost of `rank` count.
   void FindSwaps(int rank, bool must_gain, Step& best) const;
   void FindExchanges(int rank, Step& best);
   double ExchangeGain(int expert, int rank_b, int slot_b);

@@ -91,7 +91,7 @@ LeftOutBalance MeasureLeftOut(const std::vector<LoadMatrix>& loads, int ranks, d
 }
 
 // Bounds for the first table of docs/placement.md, with its generator and seeds. The table has 12 layers, and
-// the test 4, whose spreads have the same mean. Its values are 1.000, 1.014, 1.113, and with moves 1.000 at
+// the test 4, whose spreads have the same mean. The test has 1.000, 1.014, 1.113, and with moves 1.000 at
 // EP32 and 1.042 at EP144. EP144 without moves has 1.505, above its goal of 1.50.
 TEST(Planner, UnknownWorkloadsStayBalancedFromEP16ToEP144) {
   constexpr double kNone = std::numeric_limits<double>::infinity();

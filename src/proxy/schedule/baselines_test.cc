@@ -1,5 +1,5 @@
 // The choices of other routers' policies, against costs that were computed by hand from their formulas. In
-// each case a simpler rule chooses another engine.
+// the cases of ExpectChoices(), a simpler rule chooses another engine.
 #include <gtest/gtest.h>
 
 #include <algorithm>

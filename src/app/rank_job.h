@@ -38,8 +38,8 @@ struct RankFlags {
   std::string sum_dtype = "f32";        // --tp-sum-dtype: f32, bf16 or int8
   double time_limit_s = 60;
 
-  /// Returns an error if there are sizes beside `layout`. The flags exclude each other, but a file of --config
-  /// may have both.
+  /// Returns an error if there are sizes in addition to `layout`. The flags exclude each other, but a file of
+  /// --config may have both.
   Status CheckLayoutHasNoSizes() const;
   /// False where --layout auto may still choose one rank.
   bool several() const { return degrees.ranks() > 1 || !layout.empty(); }

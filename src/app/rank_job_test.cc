@@ -45,7 +45,8 @@ TEST(LayoutOf, ALayoutExcludesSizes) {
   flags.layout = "tp=2,pp=2";
   EXPECT_EQ(LayoutOf(flags)->degrees(), (parallel::Degrees{.tensor = 2, .pipeline = 2}));
   flags.degrees.data = 3;
-  EXPECT_EQ(LayoutOf(flags).status().message(), "--layout tp=2,pp=2 excludes sizes, found DP3; remove one of them");
+  EXPECT_EQ(LayoutOf(flags).status().message(),
+            "--layout tp=2,pp=2 excludes sizes, found DP3; remove one of them");
   flags.degrees.data = 1;
   flags.expert_parallel = true;
   EXPECT_THAT(LayoutOf(flags).status().message(), testing::HasSubstr("found --enable-expert-parallel;"));

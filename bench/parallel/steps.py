@@ -183,9 +183,10 @@ QUANTUM_US = 1
 DILATION = 1000
 # Time of an empty message between namespaces of this machine, in microseconds.
 NAMESPACE_LATENCY_US = 60
-# A message is sent at once, as in the simulation, instead of after an answer of the receiver, which would wait in queues of
-# 50 ms. Parts are larger than 8 KiB: the machine's own time for each is not part of the simulation.
-UCX = {"UCX_RNDV_THRESH": "inf", "UCX_TCP_TX_SEG_SIZE": "64kb", "UCX_TCP_RX_SEG_SIZE": "64kb"}
+# Hidden states between stages are sent after an answer of the receiver, as in the simulation, where a message starts when both
+# sides have posted it. Smaller messages are sent at once, because answers would wait in queues of 50 ms. Parts are larger than
+# 8 KiB: the machine's own time for each is not part of the simulation.
+UCX = {"UCX_RNDV_THRESH": "3mb", "UCX_TCP_TX_SEG_SIZE": "64kb", "UCX_TCP_RX_SEG_SIZE": "64kb"}
 DILATED = {"TP8": {"tp": 8}, "EP8": {"dp": 8, "ep": True}, "PP2 x TP4": {"pp": 2, "tp": 4}, "PP4 x TP2": {"pp": 4, "tp": 2}}
 
 

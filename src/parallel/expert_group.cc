@@ -240,8 +240,8 @@ Status ExpertGroup::Begin(int layer, std::span<const float> x, std::span<const i
   std::shared_ptr<const comm::ExpertMap> map = placed.map;
   own_experts_ = placed.map->local_experts(ranks_->rank());
   if (SplitsExactly(placed)) {
-    const double row_s = timed_rows_ > 0 ? timed_seconds_ / static_cast<double>(timed_rows_) : 0;
-    StatusOr<BatchSplit::Choice> choice = split_->Split(*placed.split, *placed.map, ids, own, row_s);
+    StatusOr<BatchSplit::Choice> choice =
+        split_->Split(*placed.split, *placed.map, ids, own, row_time_.seconds());
     if (!choice.ok()) return Explain(choice.status());
     if (choice->map != nullptr) map = choice->map;
     topk.replicas = choice->replicas;
@@ -280,7 +280,9 @@ StatusOr<ExpertGroup::Rows> ExpertGroup::Receive() {
   int64_t active = 0;  // experts with rows, those of other ranks included
   for (size_t expert = 0; expert + 1 < begin.size(); ++expert)
     active += begin[expert] < begin[expert + 1] ? 1 : 0;
-  timed_ = timed_ && active > 0 && received_->rows() >= kTimedRowsPerExpert * active;
+  const bool enough = active > 0 && received_->rows() >= kTimedRowsPerExpert * active;
+  if (timed_ && !enough) row_time_.Skip();
+  timed_ = timed_ && enough;
   return Rows{.count = static_cast<int>(received_->rows()),
               .own = own,
               .x = reinterpret_cast<const float*>(received_->data().data()),
@@ -303,6 +305,7 @@ Status ExpertGroup::Combine(std::span<const float> outputs, std::span<float> out
   if (timed_) {
     timed_rows_ += received_->rows();
     timed_seconds_ += seconds;
+    row_time_.Add(received_->rows(), seconds);
   }
   const Status combined = exchange_->Combine(comm::RowsOf(outputs), received_->handle(), comm::OutputOf(out));
   received_.reset();

@@ -15,6 +15,7 @@
 #include "comm/transport/group_transport.h"
 #include "parallel/batch_split.h"
 #include "parallel/layout.h"
+#include "parallel/row_time.h"
 #include "parallel/shard.h"
 
 namespace moesaic::parallel {
@@ -156,6 +157,7 @@ class ExpertGroup {
   int own_experts_ = 0;  // of the last dispatch; experts of other ranks follow
   bool timed_ = false;   // the last dispatch was one of a large batch
   double received_at_ = 0;
+  RowTime row_time_;  // of recent large batches
   int64_t computed_rows_ = 0, timed_rows_ = 0;
   double seconds_ = 0, computing_seconds_ = 0, timed_seconds_ = 0;
 };

@@ -56,8 +56,9 @@ void RunRank(comm::Transport& transport, const comm::Topology& topology, const D
   fmt::print("{}\n", out.dump());
 }
 
-// Computes in real time, or in SMPI's time: nanosleep is simulated there. Looks for messages often, since TCP
-// moves a large one in parts, and the network of the machine that is imitated moves it alone.
+// Computes in real time, or in SMPI's time: nanosleep is simulated there. Polls at least once per
+// millisecond: over TCP, a large message advances only when the program polls. The network hardware of the
+// simulated machine needs no polls.
 void SleepAndProgress(comm::Transport& transport, double seconds) {
   constexpr double kResolution = 10e-9;  // SMPI's time does not pass in shorter sleeps
   const double end = transport.Now() + seconds, slice = std::clamp(seconds / 4, 50e-6, 1e-3);

@@ -3,7 +3,7 @@
 
     python3 bench/parallel/steps.py three-way     TP16, EP16, PP8 x TP2 and others on the 16-chip server
     python3 bench/parallel/steps.py deepseek      prefill TP4 x DP8 with EP32, decode TP4 x DP36 with EP144, on H800 nodes
-    python3 bench/parallel/steps.py dilated       4 layers with 64 experts each on 8 chips of that server, simulated, and in real
+    python3 bench/parallel/steps.py dilated       4 layers, three with 64 experts, on 8 chips of that server, simulated, and in real
                                                   time in network namespaces: links and computations are slower by 1,000
                                                   (needs root and two idle cores)
     POLL_US=2 python3 bench/parallel/steps.py three-way --simulator smpi --narrow 256        the same schedules under SMPI
@@ -202,7 +202,7 @@ def dilated(simulator, rows_per_step, layouts):
     config = json.loads(CONFIG.read_text())
     config.update(num_hidden_layers=4, first_k_dense_replace=1, num_nextn_predict_layers=0, n_routed_experts=64)
     (simulator.model / "config.json").write_text(json.dumps(config))
-    print(f"\n4 layers with 64 experts on 8 chips, prefill, {rows_per_step} rows per step; "
+    print(f"\n4 layers, three with 64 experts, on 8 chips, prefill, {rows_per_step} rows per step; "
           f"ms, with links and computations {DILATION} times slower\n")
     header(["layout", "one step, simulated", "in namespaces", "difference", "interval, simulated", "in namespaces", "difference"])
     network = NamespaceTree(topology, DILATION)

@@ -180,7 +180,7 @@ Status RankFlags::CheckLayoutHasNoSizes() const {
   if (!layers.empty()) found.push_back("--layer-split " + layers);
   if (!experts.empty()) found.push_back("--expert-split " + experts);
   if (found.empty()) return OkStatus();
-  return InvalidArgument("--layout {} excludes sizes, found {}; remove one of them", layout,
+  return InvalidArgument("--layout {} excludes sizes, found {}; remove the layout or the sizes", layout,
                          fmt::join(found, ", "));
 }
 

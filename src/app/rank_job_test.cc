@@ -46,7 +46,7 @@ TEST(LayoutOf, ALayoutExcludesSizes) {
   EXPECT_EQ(LayoutOf(flags)->degrees(), (parallel::Degrees{.tensor = 2, .pipeline = 2}));
   flags.degrees.data = 3;
   EXPECT_EQ(LayoutOf(flags).status().message(),
-            "--layout tp=2,pp=2 excludes sizes, found DP3; remove one of them");
+            "--layout tp=2,pp=2 excludes sizes, found DP3; remove the layout or the sizes");
   flags.degrees.data = 1;
   flags.expert_parallel = true;
   EXPECT_THAT(LayoutOf(flags).status().message(), testing::HasSubstr("found --enable-expert-parallel;"));

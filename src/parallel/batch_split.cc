@@ -168,14 +168,16 @@ int64_t BatchSplit::SpilledBytes() const {
   return int64_t{units} * kBytesUnit;
 }
 
-// Seconds that each rank takes for a row. Ranks that have not measured it count like the slowest one.
+// Seconds that each rank takes for a row. Ranks that have not measured it count like the fastest one, so that
+// they get rows and measure it.
 std::vector<double> BatchSplit::RowSeconds() const {
   std::vector<double> seconds(ranks_.size(), 0);
   for (int rank = 0; rank < ranks_.size(); ++rank) {
     if (!dead_[rank]) seconds[rank] = CountsOf(rank)[experts_ + 1] * 1e-9;
   }
-  const double slowest = std::ranges::max(seconds);
-  for (double& each : seconds) each = each > 0 ? each : slowest;
+  double fastest = std::ranges::max(seconds);
+  for (const double each : seconds) fastest = each > 0 ? std::min(each, fastest) : fastest;
+  for (double& each : seconds) each = each > 0 ? each : fastest;
   return seconds;
 }
 

@@ -31,5 +31,13 @@ TEST(RowTime, IsUnknownAfterManyBatchesWithoutRows) {
   EXPECT_EQ(time.seconds(), 0);
 }
 
+TEST(RowTime, ColdBatchesCountOnce) {
+  RowTime time;
+  for (int i = 0; i < RowTime::kColdBatches; ++i) time.Add(100, 1);
+  for (int i = 0; i < RowTime::kMaxSkipped; ++i) time.Skip();
+  time.Add(100, 1e-3);
+  EXPECT_DOUBLE_EQ(time.seconds(), 1e-5);
+}
+
 }  // namespace
 }  // namespace moesaic::parallel

@@ -383,8 +383,9 @@ int LayerSearch::Improve(int max_steps, const std::function<bool()>& stop, int m
       FindSwaps(order[i], /*must_gain=*/true, best);
       FindExchanges(order[i], best);
     }
-    // Far from home, the loads of ranks are a small part of the objective, and the loop above may search no
-    // rank. Swaps that bring experts home may then raise the loads of both ranks.
+    // If many experts are away from their home nodes, the ranks' loads are a small part of the objective, and
+    // the loop above may search no rank. A swap that brings an expert home may then raise the loads of both
+    // ranks.
     const bool mostly_away = std::accumulate(cost_.begin(), cost_.end(), 0.0) < total / 2;
     for (int i = 0; i < ranks && best.kind == Step::kNone && mostly_away; ++i) {
       FindSwaps(order[i], /*must_gain=*/false, best);

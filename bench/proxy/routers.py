@@ -227,12 +227,14 @@ def start_routers(engines, flags, folder):
     if flags.sglang:
         add("sglang-router", [flags.sglang, "-m", "sglang_router.launch_router", "--host", HOST, "--port", free_port(), "--worker-urls", *urls,
                               "--policy", "cache_aware", "--prometheus-port", free_port(), "--log-level", "warn"])
-    for policy in ("cache_aware", "kv_aware") if flags.vllm else ():
-        if policy == "cache_aware" or flags.kv_events:
-            follows = [*kv_aware, "--kv-event-block-size", BLOCK, "--kv-event-model", "mock"] if policy == "kv_aware" else []
-            add("vllm-router" + ", kv_aware" * (policy == "kv_aware"),
-                [flags.vllm, "--host", HOST, "--port", free_port(), "--worker-urls", *urls, "--policy", policy, *follows,
-                 "--prometheus-port", free_port(), "--log-level", "warning"])
+    if flags.vllm:
+        def add_vllm(name, *policy):
+            add(name, [flags.vllm, "--host", HOST, "--port", free_port(), "--worker-urls", *urls, "--policy", *policy,
+                       "--prometheus-port", free_port(), "--log-level", "warning"])
+
+        add_vllm("vllm-router", "cache_aware")
+        if flags.kv_events:
+            add_vllm("vllm-router, kv_aware", "kv_aware", *kv_aware, "--kv-event-block-size", BLOCK, "--kv-event-model", "mock")
     return routers
 
 

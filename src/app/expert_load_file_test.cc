@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "base/test_patience.h"
+#include "checkpoint/test_files.h"
 
 namespace moesaic::app {
 namespace {
@@ -28,16 +28,10 @@ namespace fs = std::filesystem;
 class ExpertLoadFileTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "moesaic-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
     spdlog::set_default_logger(
         std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)));
   }
-  void TearDown() override {
-    spdlog::set_default_logger(before_);
-    fs::remove_all(root_);
-  }
+  void TearDown() override { spdlog::set_default_logger(before_); }
 
   // Writes loads and waits until the thread has written them, or has failed to.
   void WriteTokens(ExpertLoadFile& file, int64_t tokens) {
@@ -73,7 +67,7 @@ class ExpertLoadFileTest : public testing::Test {
     return lines;
   }
 
-  fs::path root_;
+  checkpoint::TestFolder folder_;
   std::string path_;  // of the file
 
  private:
@@ -82,13 +76,13 @@ class ExpertLoadFileTest : public testing::Test {
 };
 
 TEST_F(ExpertLoadFileTest, FailedWritesAreCountedAndTheirBeginningIsLogged) {
-  path_ = (root_ / "folder" / "load.json").string();
+  path_ = folder_.Path("folder/load.json");
   auto file = std::make_unique<ExpertLoadFile>(path_);
   for (int write = 1; write <= 3; ++write) {
     WriteTokens(*file, write);
     EXPECT_EQ(file->write_errors(), write) << "the folder does not exist";
   }
-  fs::create_directory(root_ / "folder");
+  fs::create_directory(folder_.Path("folder"));
   WriteTokens(*file, 4);
   EXPECT_EQ(file->write_errors(), 3) << "the file is written as soon as that is possible";
   fs::remove(path_);
@@ -99,7 +93,7 @@ TEST_F(ExpertLoadFileTest, FailedWritesAreCountedAndTheirBeginningIsLogged) {
 }
 
 TEST_F(ExpertLoadFileTest, AFullDiskKeepsTheLastFile) {
-  path_ = (root_ / "load.json").string();
+  path_ = folder_.Path("load.json");
   WriteTokens(*std::make_unique<ExpertLoadFile>(path_), 1);
   const std::string last = Content();
   EXPECT_NE(last, "");
@@ -117,7 +111,7 @@ TEST_F(ExpertLoadFileTest, AFullDiskKeepsTheLastFile) {
   EXPECT_EQ(errors, 1);
   EXPECT_EQ(lines, 1);
   EXPECT_EQ(Content(), last);
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 1)
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_.Path()), fs::directory_iterator()), 1)
       << "no partial file remains";
 }
 

@@ -3,11 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
+#include "checkpoint/test_files.h"
 #include "runtime/test_sync_log.h"
 
 namespace moesaic::app {
@@ -20,21 +20,15 @@ using ::testing::UnorderedElementsAre;
 
 class NewFolderTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "moesaic-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  std::string Path(const std::string& name) const { return (root_ / name).string(); }
+  std::string Path(const std::string& name) const { return root_.Path(name); }
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(root_)) names.push_back(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(root_.Path()))
+      names.push_back(entry.path().filename().string());
     return names;
   }
 
-  fs::path root_;
+  checkpoint::TestFolder root_;
 };
 
 TEST_F(NewFolderTest, AppearsOnlyWhenCommitted) {
@@ -57,7 +51,7 @@ TEST_F(NewFolderTest, CommitFlushesTheNameToTheDisk) {
   ASSERT_TRUE(folder.ok()) << Message(folder.status());
   runtime::SyncLog log;
   ASSERT_TRUE((*folder)->Commit().ok());
-  const std::string root = fs::canonical(root_).string();
+  const std::string root = fs::canonical(root_.Path()).string();
   EXPECT_THAT(log.Take(), ElementsAre("rename " + root + "/f", "fsync " + root));
 }
 

@@ -1,4 +1,4 @@
-// Shared by tests and fuzzers of this room: files built in memory, and a temporary folder.
+// Shared by tests and fuzzers, also of other rooms: files built in memory, and a temporary folder.
 #pragma once
 
 #include <cstdlib>

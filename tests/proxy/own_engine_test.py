@@ -15,7 +15,7 @@ import tempfile
 from proxying import BINARY, HOST, MODEL, MODULE, ROOT, WAIT_SECONDS, ProxyTest, main, request, together, until
 
 sys.path.insert(0, str(ROOT / "tests" / "server"))
-from serving import Server  # noqa: E402
+from serving import Server, model_with, serving  # noqa: E402
 
 BLOCK = 64  # tokens of a KV block of `moesaic serve`
 WORDS = ["The", "capital", "of", "France", "is", "Paris", ".", "\n", "1 + 1 =", "{\"a\": [1, 2]}", "<|im_end|>", "na\u00efve", "\u4e2d\u6587", "  ", "\t", "don't"]
@@ -100,17 +100,11 @@ class OwnEngines(ProxyTest):
         self.check_chats(MODEL, self.servers[0], seed=4)
 
     def test_ids_of_chats_with_other_templates_equal_those_of_the_engine(self):
+        settings = json.loads((MODEL / "tokenizer_config.json").read_text())
         for seed, (name, template) in enumerate(TEMPLATES.items()):
-            with self.subTest(name):
-                folder = tempfile.TemporaryDirectory()
-                self.addCleanup(folder.cleanup)
-                for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
-                    os.symlink(MODEL / file, pathlib.Path(folder.name) / file)
-                settings = json.loads((MODEL / "tokenizer_config.json").read_text())
-                (pathlib.Path(folder.name) / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
-                server = Server(model=folder.name)
-                self.addCleanup(server.stop)
-                self.check_chats(folder.name, server, seed)
+            changed = model_with("tokenizer_config.json", {**settings, "chat_template": template})
+            with self.subTest(name), changed as folder, serving(model=folder) as server:
+                self.check_chats(folder, server, seed)
 
     def test_a_common_prefix_is_cached_in_one_engine(self):
         proxy = self.proxy(self.pool())

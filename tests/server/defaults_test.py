@@ -1,13 +1,10 @@
 #!/usr/bin/env python3
 """Tests that sampling parameters which a request or a command line leaves out come from generation_config.json."""
-import contextlib
 import json
-import pathlib
 import subprocess
-import tempfile
 import unittest
 
-from serving import ANSWER_SECONDS, BINARY, MODEL, chat, serving
+from serving import ANSWER_SECONDS, BINARY, chat, model_with, serving
 
 CHAT = "/v1/chat/completions"
 STORY = "Tell me a story."
@@ -15,16 +12,9 @@ ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 HIGH = 5.0  # moesaic-tiny answers most questions alike at lower temperatures
 
 
-@contextlib.contextmanager
 def model(**defaults):
     """Makes a folder of moesaic-tiny with another generation_config.json."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        for file in MODEL.iterdir():
-            if file.name != "generation_config.json":
-                (folder / file.name).symlink_to(file)
-        (folder / "generation_config.json").write_text(json.dumps({**ENDS, **defaults}))
-        yield folder
+    return model_with("generation_config.json", {**ENDS, **defaults})
 
 
 def message_text(server, **fields):

@@ -163,6 +163,18 @@ class Server:
 
 
 @contextlib.contextmanager
+def model_with(name, content):
+    """Makes a folder of moesaic-tiny in which the JSON file `name` has another content."""
+    with tempfile.TemporaryDirectory() as path:
+        folder = pathlib.Path(path)
+        for file in MODEL.iterdir():
+            if file.name != name:
+                (folder / file.name).symlink_to(file)
+        (folder / name).write_text(json.dumps(content))
+        yield folder
+
+
+@contextlib.contextmanager
 def serving(*flags, **options):
     """Runs a server for a block. The server must stop without an error after it."""
     server = Server(*flags, **options)

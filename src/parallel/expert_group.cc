@@ -277,12 +277,13 @@ StatusOr<ExpertGroup::Rows> ExpertGroup::Receive() {
   if (!spilled.ok()) return Explain(spilled.status());
   if (const Status prefetching = PrefetchNext(); !prefetching.ok()) return Explain(prefetching);
   received_at_ = job_.Now();
-  int64_t active = 0;  // experts with rows, those of other ranks included
-  for (size_t expert = 0; expert + 1 < begin.size(); ++expert)
-    active += begin[expert] < begin[expert + 1] ? 1 : 0;
-  const bool enough = active > 0 && received_->rows() >= kTimedRowsPerExpert * active;
-  if (timed_ && !enough) row_time_.Skip();
-  timed_ = timed_ && enough;
+  if (timed_) {
+    int64_t active = 0;  // experts with rows, those of other ranks included
+    for (size_t expert = 0; expert + 1 < begin.size(); ++expert)
+      active += begin[expert] < begin[expert + 1] ? 1 : 0;
+    timed_ = active > 0 && received_->rows() >= kTimedRowsPerExpert * active;
+    if (!timed_) row_time_.Skip();
+  }
   return Rows{.count = static_cast<int>(received_->rows()),
               .own = own,
               .x = reinterpret_cast<const float*>(received_->data().data()),

@@ -5,12 +5,12 @@
 
 namespace moesaic::parallel {
 
-/// Seconds per row over recent batches of a layer. The weight of a batch falls by 5% with each later one.
+/// Seconds per row over recent batches of any layer. The weight of a batch falls by 5% with each later one.
 /// Used by one thread.
 class RowTime {
  public:
   /// Adds a batch of `rows` rows that took `seconds`. The first kColdBatches are not counted, because they
-  /// touch buffers and weights for the first time.
+  /// touch buffers for the first time.
   void Add(int64_t rows, double seconds) {
     skipped_ = 0;
     if (batches_ < kColdBatches) {
